@@ -121,10 +121,10 @@ _LIMITS: Final[tuple[Message, ...]] = (
             "periods": [1, 1], "quota_us": [40_000, 50_000], "used_us": [40_000, 8_200], "unused_us": [0, 41_800],
             "throttled": [1, 0], "throttled_us": [21_500, 0], "memory_usage_bytes": [211 * _MIB, 96 * _MIB],
             "memory_reclaimable_bytes": [12 * _MIB, 4 * _MIB], "memory_limit_bytes": [300 * _MIB, 150 * _MIB],
-            "order_seq": [977, 970], "oom_kills": [0, 0], "flags": [0, 0],
+            "limit_update_seq": [977, 970], "oom_kills": [0, 0], "flags": [0, 0],
         },
         app=_APP, node=_NODE, incarnation=_BORN, report_seq=36_012, time_ns=_NOW, period_us=100_000, host_cpus=32,
-        reserve_given_bytes=256 * _MIB, reserve_used_bytes=128 * _MIB, reserve_order_seq=961,
+        reserve_given_bytes=256 * _MIB, reserve_used_bytes=128 * _MIB, reserve_update_seq=961,
     ),
     _DECIDED,
     LimitUpdate.build(
@@ -132,7 +132,7 @@ _LIMITS: Final[tuple[Message, ...]] = (
         node=_NODE, incarnation=_BORN, epoch=4, seq=978, time_ns=_NOW, apps=(_APP,),
     ),
     LimitReply.build(
-        [_WEB], {"quota_us": [62_000], "limit_bytes": [300 * _MIB], "order_seq": [978], "status": [0]},
+        [_WEB], {"quota_us": [62_000], "limit_bytes": [300 * _MIB], "limit_update_seq": [978], "status": [0]},
         node=_NODE, incarnation=_BORN, report_seq=36_013, epoch=4, seq=978,
     ),
     ContainerEvent(
@@ -146,7 +146,7 @@ _LIMITS: Final[tuple[Message, ...]] = (
     ),
     MemoryRequest(
         app=_APP, node=_NODE, incarnation=_BORN, container=_WEB, wanted_bytes=128 * _MIB, usage_bytes=281 * _MIB,
-        limit_bytes=364 * _MIB, paused=False, time_ns=_NOW,
+        limit_bytes=364 * _MIB, tasks_blocked=False, time_ns=_NOW,
     ),
     MemoryReply(app=_APP, epoch=4, granted_bytes=128 * _MIB, reclaiming_bytes=0),
 )  # fmt: skip
@@ -157,13 +157,13 @@ _QUERIES: Final[tuple[Message, ...]] = (
         epoch=4, steps=81_233, superseded=False, replica="allocator-1",
         apps=(
             AppState(
-                spec=_SPEC, cpu_held_us=112_000, cpu_free_us=88_000, memory_held_bytes=812 * _MIB,
+                spec=_SPEC, cpu_committed_us=112_000, cpu_free_us=88_000, memory_committed_bytes=812 * _MIB,
                 memory_free_bytes=1_236 * _MIB, memory_reserved_bytes=128 * _MIB, epoch=4, owner="allocator-1",
                 containers=(
                     ContainerState(
-                        container=_WEB, node=_NODE, quota_us=62_000, ordered_us=62_000, held_us=62_000, used_us=58_100,
-                        throttled=False, memory_usage_bytes=281 * _MIB, memory_limit_bytes=364 * _MIB,
-                        memory_held_bytes=364 * _MIB, admitted=True, report_age_s=0.04,
+                        container=_WEB, node=_NODE, quota_us=62_000, assigned_us=62_000, committed_us=62_000,
+                        used_us=58_100, throttled=False, memory_usage_bytes=281 * _MIB, memory_limit_bytes=364 * _MIB,
+                        memory_committed_bytes=364 * _MIB, admitted=True, report_age_s=0.04,
                     ),
                 ),
             ),
@@ -202,12 +202,12 @@ _NETWORK: Final[tuple[Message, ...]] = (
         node=_NODE, incarnation=_BORN, time_ns=_NOW, version="0.1.0", holder="0yQ2sZr7Jm9fHc4VtWk1Lw"
     ),
     DiffRequest(),
-    DiffReply(node=_NODE, desired=6, installed=6, foreign=0, operations=(_WRITE,), total=1),
+    DiffReply(node=_NODE, desired=6, installed=6, unmanaged=0, operations=(_WRITE,), total=1),
     NetworkStateRequest(),
     NetworkStateReply(
-        node=_NODE, incarnation=_BORN, offload="prefer", passes=12, writes=9, last_pass_age_s=0.4, ports=("rep0",),
-        encapsulation_device="vxlan100", vteps=(_VTEP,), macs=6, installed=6, in_hw=6, not_in_hw=0, foreign=0,
-        paths=(
+        node=_NODE, incarnation=_BORN, offload="prefer", full_reconciles=12, writes=9, last_reconcile_age_s=0.4,
+        ports=("rep0",), encapsulation_device="vxlan100", vteps=(_VTEP,), macs=6, installed=6, in_hw=6, not_in_hw=0,
+        unmanaged=0, paths=(
             PathState(
                 destination=_VTEP, kernel=("10.1.1.1@eth1", "10.1.2.1@eth2"), frr=("10.1.1.1@eth1", "10.1.2.1@eth2"),
                 bfd_up=("eth1", "eth2"), agree=True,
@@ -267,9 +267,12 @@ _JOBS: Final[tuple[Message, ...]] = (
 )  # fmt: skip
 
 
+EXAMPLES: Final = (*_LIMITS, *_QUERIES, *_NETWORK, *_JOBS)
+
+
 def examples() -> dict[type[Message], dict[str, Any]]:
     """By message: its fields as they would stand in JSON, columns as text such as ``int64 [62000]``."""
-    return {type(message): _fields(message) for message in (*_LIMITS, *_QUERIES, *_NETWORK, *_JOBS)}
+    return {type(message): _fields(message) for message in EXAMPLES}
 
 
 def _fields(message: Message) -> dict[str, Any]:

@@ -40,7 +40,7 @@ FIELDS: Final = {
     "handle": "As `tc filter show` prints it.",
     "in_hw": "Whether the NIC holds it; null: not known.",
     "installed": "Managed filters in the kernel that are in sync.",
-    "foreign": "Unmanaged filters on the managed ports.",
+    "unmanaged": "Unmanaged filters on the managed ports.",
     "considered": "How many configurations were considered.",
     "level": "Nominal coverage of the intervals.",
     "prices_as_of": "Day of the oldest price used.",

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from schemas.message import ColumnarMessage, Count, Int32Column, Int64Column, UInt8Column, UInt16Column
+from schemas.message import ColumnarMessage, Count, Int32Column, Int64Column, UInt8Column, UInt16Column, renamed
 
 
 class SampleFlag(IntFlag):
@@ -44,7 +44,7 @@ class CfsBatch(ColumnarMessage):
     """Cumulative reserve of this node for the application; available is given - used."""
     reserve_used_bytes: Count = 0
     """Of it, granted by the agent to containers: their `memory_limit_bytes` in this batch include it."""
-    reserve_order_seq: Count = 0
+    reserve_update_seq: Annotated[Count, renamed("reserve_update_seq", "reserve_order_seq")] = 0
     """Sequence of the newest reserve update received from the application's current owner; 0: none."""
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """Node budget less memory limits and reserves of all applications on this node; 0 also while MemAvailable is too
@@ -70,7 +70,7 @@ class CfsBatch(ColumnarMessage):
     """Reclaimable part of the usage: inactive page cache. Read every 5 s."""
     memory_limit_bytes: Int64Column
     """Memory limit in the kernel; -1: unlimited."""
-    order_seq: Int64Column
+    limit_update_seq: Annotated[Int64Column, renamed("limit_update_seq", "order_seq")]
     """Sequence of the newest limit update that the agent has accepted or rejected for this container; 0: none."""
     oom_kills: Int32Column
     """Kills by the kernel since the container was found."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from schemas.apps import Mode
-from schemas.message import ColumnarMessage, Count, Float64Column, Int64Column, UInt8Column
+from schemas.message import ColumnarMessage, Count, Float64Column, Int64Column, UInt8Column, renamed
 
 
 class RowStatus(IntEnum):
@@ -88,7 +88,7 @@ class LimitReply(ColumnarMessage):
     report_seq: Count
     epoch: Count
     seq: Count
-    refusal: str | None = None
+    rejection: Annotated[str | None, renamed("rejection", "refusal")] = None
     """Why the whole update was rejected (wrong incarnation, not managed), or None."""
     stale_apps: tuple[str, ...] = ()
     """Applications that belong to a newer epoch."""
@@ -100,19 +100,19 @@ class LimitReply(ColumnarMessage):
     reserve_given_bytes: tuple[Count, ...] = ()
     """Per application in `apps`."""
     reserve_used_bytes: tuple[Count, ...] = ()
-    reserve_order_seq: tuple[Count, ...] = ()
+    reserve_update_seq: Annotated[tuple[Count, ...], renamed("reserve_update_seq", "reserve_order_seq")] = ()
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """As in `schemas.cfs.CfsBatch`, after the update."""
-    node_refusal: str = ""
+    node_budget_reason: Annotated[str, renamed("node_budget_reason", "node_refusal")] = ""
     """Why rows are `NODE_BUDGET`, or a reserve was given less, with the measured value and the threshold."""
     quota_us: Int64Column
     limit_bytes: Int64Column
-    order_seq: Int64Column
+    limit_update_seq: Annotated[Int64Column, renamed("limit_update_seq", "order_seq")]
     status: UInt8Column
 
     @model_validator(mode="after")
     def _check_reserves(self) -> Self:
-        lengths = {len(self.reserve_given_bytes), len(self.reserve_used_bytes), len(self.reserve_order_seq)}
+        lengths = {len(self.reserve_given_bytes), len(self.reserve_used_bytes), len(self.reserve_update_seq)}
         if lengths != {len(self.apps)}:
             raise ValueError("the reserves of a reply are one per application")
         return self

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 ROW_SEPARATOR: Final = "\n"
 
@@ -24,6 +24,11 @@ class Message(BaseModel):
 
     type_name: ClassVar[str]
     schema_version: ClassVar[int] = 1
+
+
+def renamed(name: str, before: str) -> Any:
+    """A field that is also read under the name that it had in an earlier version: for ``Annotated``."""
+    return Field(validation_alias=AliasChoices(name, before))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from schemas.message import Count, Message
+from schemas.message import Count, Message, renamed
 
 
 class RouteKind(StrEnum):
@@ -152,7 +152,7 @@ class TcEvent(Message):
     """Desired filters."""
     installed: Count = 0
     """Managed filters that are in sync, verified."""
-    foreign: Count = 0
+    unmanaged: Annotated[Count, renamed("unmanaged", "foreign")] = 0
     """Unmanaged filters on the managed ports."""
     in_hw: Count = 0
     lag_us: Count = 0
@@ -197,7 +197,7 @@ class RuleState(Message):
     handle: int = 0
     index: int = 0
     in_hw: bool | None = None
-    ours: bool = True
+    managed: Annotated[bool, renamed("managed", "ours")] = True
     note: str = ""
 
 
@@ -225,7 +225,7 @@ class DiffReply(Message):
     node: str
     desired: int
     installed: int
-    foreign: int
+    unmanaged: Annotated[int, renamed("unmanaged", "foreign")]
     operations: tuple[TcOperation, ...]
     total: int
     """Number of operations; at most 1,000 are listed."""
@@ -278,9 +278,9 @@ class NetworkStateReply(Message):
     incarnation: int
     offload: str
     """The policy: none, prefer or require."""
-    passes: int
+    full_reconciles: Annotated[int, renamed("full_reconciles", "passes")]
     writes: int
-    last_pass_age_s: float
+    last_reconcile_age_s: Annotated[float, renamed("last_reconcile_age_s", "last_pass_age_s")]
     ports: tuple[str, ...]
     encapsulation_device: str
     vteps: tuple[str, ...]
@@ -288,7 +288,7 @@ class NetworkStateReply(Message):
     installed: int
     in_hw: int
     not_in_hw: int
-    foreign: int
+    unmanaged: Annotated[int, renamed("unmanaged", "foreign")]
     paths: tuple[PathState, ...]
     problems: tuple[str, ...]
     drained: tuple[str, ...] = ()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from schemas.message import Count, Message
+from schemas.message import Count, Message, renamed
 
 
 class OomKind(StrEnum):
@@ -88,7 +88,7 @@ class OomEvent(Message):
     """The node's reserve for the application afterwards."""
     latency_us: int = 0
     """GRANT: from the notification to the limit written. GRANT_DENIED: from request to reply."""
-    paused_us: int = 0
+    blocked_us: Annotated[int, renamed("blocked_us", "paused_us")] = 0
     """How long tasks were blocked, as far as known; 0: none was."""
     oom_kills: int = 0
     """KILL: by the kernel since the container was found."""
@@ -113,7 +113,7 @@ class MemoryRequest(Message):
     """In addition to the reserve."""
     usage_bytes: Count
     limit_bytes: int
-    paused: bool
+    tasks_blocked: Annotated[bool, renamed("tasks_blocked", "paused")]
     """Whether tasks are blocked until the reply."""
     time_ns: Count
 
@@ -129,5 +129,5 @@ class MemoryReply(Message):
     """Granted to the node's reserve now."""
     reclaiming_bytes: Count
     """Being reclaimed from other containers; granted when they have released it."""
-    refusal: str = ""
+    denial: Annotated[str, renamed("denial", "refusal")] = ""
     """Why nothing more will be granted, with figures; empty: more will be."""

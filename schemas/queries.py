@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from schemas.apps import AppSpec
-from schemas.message import Message
+from schemas.message import Message, renamed
 
 
 class StateRequest(Message):
@@ -23,16 +23,16 @@ class ContainerState(Message):
     node: str
     quota_us: int
     """Quota in the kernel, by the newest report; -1: unlimited."""
-    ordered_us: int
-    held_us: int
+    assigned_us: Annotated[int, renamed("assigned_us", "ordered_us")]
+    committed_us: Annotated[int, renamed("committed_us", "held_us")]
     """The largest quota that may be in force: it counts against the limit."""
     used_us: int
     throttled: bool
     memory_usage_bytes: int
     memory_limit_bytes: int
-    memory_held_bytes: int
+    memory_committed_bytes: Annotated[int, renamed("memory_committed_bytes", "memory_held_bytes")]
     admitted: bool
-    refusal: str = ""
+    rejection: Annotated[str, renamed("rejection", "refusal")] = ""
     report_age_s: float
 
 
@@ -41,9 +41,9 @@ class AppState(Message):
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.AppState"
     spec: AppSpec
-    cpu_held_us: int
+    cpu_committed_us: Annotated[int, renamed("cpu_committed_us", "cpu_held_us")]
     cpu_free_us: int
-    memory_held_bytes: int
+    memory_committed_bytes: Annotated[int, renamed("memory_committed_bytes", "memory_held_bytes")]
     memory_free_bytes: int
     memory_reserved_bytes: int = 0
     """Part of the held memory: the nodes' reserves."""

@@ -91,7 +91,7 @@ _ATTRIBUTES: Final = (
     AttributeSpec("turnbuckle.changes", "limits that were changed"),
     AttributeSpec("turnbuckle.limit_updates", "limit updates that were sent"),
     AttributeSpec("turnbuckle.batches", "batches of samples in the step"),
-    AttributeSpec("turnbuckle.refusal", "why not, in a sentence"),
+    AttributeSpec("turnbuckle.rejection", "why not, in a sentence"),
     AttributeSpec(
         "turnbuckle.oom.kinds",
         "what happened, in order: near_limit, oom_wait, grant, grant_denied, oom_killer_enabled, kill",
@@ -317,7 +317,7 @@ _SPANS: Final = (
         "producer",
         "publish",
     ),
-    SpanSpec("bus.handle_fact", "a stored event handled", _MESSAGE, "consumer", "process"),
+    SpanSpec("bus.handle_event", "a stored event handled", _MESSAGE, "consumer", "process"),
     SpanSpec(
         "agent.handle_oom",
         "memory near or at its limit: measurement, grant or request",
@@ -332,7 +332,7 @@ _SPANS: Final = (
         "a limit update that changes memory, until every limit in it is applied",
         (
             *("turnbuckle.node", "turnbuckle.epoch", "turnbuckle.limit_update_seq", "turnbuckle.rows"),
-            *("turnbuckle.rows_failed", "turnbuckle.refusal"),
+            *("turnbuckle.rows_failed", "turnbuckle.rejection"),
         ),
     ),
     SpanSpec(
@@ -349,7 +349,7 @@ _SPANS: Final = (
                 "turnbuckle.node",
                 "turnbuckle.container",
                 "turnbuckle.limit_updates",
-                "turnbuckle.refusal",
+                "turnbuckle.rejection",
             ),
             *("turnbuckle.memory.wanted_bytes", "turnbuckle.memory.granted_bytes"),
             "turnbuckle.memory.reclaiming_bytes",

@@ -43,7 +43,7 @@ class Rows:
     """Newest applied report of the agent."""
     report_ns: IntArray
     """When it arrived, monotonic."""
-    order_seq: IntArray
+    limit_update_seq: IntArray
     """Newest limit update sent for this row and not acknowledged before; 0: none."""
     acked: BoolArray
     """Whether the agent has acknowledged that update."""

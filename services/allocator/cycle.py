@@ -157,7 +157,7 @@ class AllocationCycle:
         ours = [app for app in update.apps if self.epoch_of(app) == update.epoch]
         self.inventory.record_fence_reply(self.cluster, reply, () if update.row_count else ours)
         node = self.cluster.node_index(reply.node)
-        if node is None or self.cluster.nodes[node].incarnation != reply.incarnation or reply.refusal is not None:
+        if node is None or self.cluster.nodes[node].incarnation != reply.incarnation or reply.rejection is not None:
             return
         stale = set(reply.stale_apps).intersection(ours)
         if stale:
@@ -168,8 +168,12 @@ class AllocationCycle:
         self.cluster.fence_acknowledged(node, ours, reply.report_seq)
         found = self.cluster.find_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)
-        quota_us, limit_bytes, order_seq = (reply.column(name) for name in ("quota_us", "limit_bytes", "order_seq"))
-        sane = valid_rows(("quota_us", "memory_limit_bytes", "order_seq"), np.array((quota_us, limit_bytes, order_seq)))
+        quota_us, limit_bytes, limit_update_seq = (
+            reply.column(name) for name in ("quota_us", "limit_bytes", "limit_update_seq")
+        )
+        sane = valid_rows(
+            ("quota_us", "memory_limit_bytes", "limit_update_seq"), np.array((quota_us, limit_bytes, limit_update_seq))
+        )
         self.cluster.counts.invalid_samples += int(np.count_nonzero(~sane))
         known &= sane
         index = np.array([row for row, usable in zip(found, known.tolist(), strict=True) if usable], dtype=np.int64)
@@ -178,7 +182,7 @@ class AllocationCycle:
             np.full(len(index), reply.report_seq, dtype=np.int64),
             quota_us[known],
             limit_bytes[known],
-            order_seq[known],
+            limit_update_seq[known],
             np.zeros(len(index), dtype=np.bool_),
         )
         ledger.ack(self.cluster.rows, report, time.now_ns)
@@ -232,7 +236,7 @@ class AllocationCycle:
         if group is None or not context.table.known[index] or not context.eligible[index]:
             return reply, Outcome()  # just acquired: the agent retries
         if context.table.observe_only[index]:
-            return reply.model_copy(update={"refusal": f"{app} is only observed"}), Outcome()
+            return reply.model_copy(update={"denial": f"{app} is only observed"}), Outcome()
         requester = reserves.requester(context, cluster.find_rows(node, [request.container]), index)
         given_before = int(cluster.reserves.grant_committed_bytes[group])
         cluster.reserves.record_request(group, request.wanted_bytes, requester.within_bytes, time.now_ns)
@@ -254,7 +258,7 @@ class AllocationCycle:
             refusal = reserves.explain_exhausted(context, index) + requester.remark
             if where is not None:
                 refusal = node_is_full(request.node, headroom, request.wanted_bytes)
-        answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming, "refusal": refusal}
+        answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming, "denial": refusal}
         return reply.model_copy(update=answer), replace(outcome, updates=refills + outcome.updates)
 
     def redistribute(self, time: StepTime) -> Outcome:
@@ -338,7 +342,7 @@ class AllocationCycle:
 
     def _resync(self, index: IntArray, seq: int) -> None:
         """Resync rows whose update failed or was lost, unless a newer one is in flight."""
-        ledger.resync(self.cluster.rows, index[self.cluster.rows.order_seq[index] == seq])
+        ledger.resync(self.cluster.rows, index[self.cluster.rows.limit_update_seq[index] == seq])
 
     def _new_refusals(self, refused: list[PendingRefusal]) -> tuple[RefusedContainer, ...]:
         """Record refusals; returns the new ones."""

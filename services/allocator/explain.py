@@ -53,8 +53,8 @@ def summary(state: AppState) -> str:
     spec, waiting = state.spec, sum(not container.admitted for container in state.containers)
     verb = "would hold" if spec.mode == "observe" else "hold"
     return (
-        f"{len(state.containers)} containers {verb} {quantity('cpu', state.cpu_held_us)} of {spec.cpu_limit:.2f} "
-        f"and {quantity('memory', state.memory_held_bytes)} of {quantity('memory', int(spec.memory_limit))} "
+        f"{len(state.containers)} containers {verb} {quantity('cpu', state.cpu_committed_us)} of {spec.cpu_limit:.2f} "
+        f"and {quantity('memory', state.memory_committed_bytes)} of {quantity('memory', int(spec.memory_limit))} "
         f"(policy {spec.policy}, mode {spec.mode})" + (f"; {waiting} not admitted" if waiting else "")
     )
 

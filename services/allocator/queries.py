@@ -137,7 +137,7 @@ class Queries:
         spec = self._allocation.cluster.specs[app]
         limits = {"cpu_free_us": spec.cpu_limit_us, "memory_free_bytes": int(spec.memory_limit)}
         owner = self._owner_elsewhere(app)
-        return AppState(spec=spec, cpu_held_us=0, memory_held_bytes=0, owner=owner, containers=(), **limits)
+        return AppState(spec=spec, cpu_committed_us=0, memory_committed_bytes=0, owner=owner, containers=(), **limits)
 
     def _app_state(self, app: str) -> AppState:
         allocation = self._allocation
@@ -151,24 +151,24 @@ class Queries:
                 container=cluster.keys[row],
                 node=(node := cluster.nodes[int(rows.node[row])].name),
                 quota_us=int(rows.quota_us[row]),
-                ordered_us=int(rows.quota_ordered_us[row]),
-                held_us=int(quota_held[row]),
+                assigned_us=int(rows.quota_ordered_us[row]),
+                committed_us=int(quota_held[row]),
                 used_us=int(rows.used_us[row]),
                 throttled=bool(rows.throttled[row]),
                 memory_usage_bytes=int(rows.memory_usage_bytes[row]),
                 memory_limit_bytes=int(rows.limit_bytes[row]),
-                memory_held_bytes=int(limit_held[row]),
+                memory_committed_bytes=int(limit_held[row]),
                 admitted=bool(rows.admitted[row]),
-                refusal=allocation.refusals.get((node, cluster.keys[row]), ""),
+                rejection=allocation.refusals.get((node, cluster.keys[row]), ""),
                 report_age_s=(now_ns - int(rows.report_ns[row])) / 1e9,
             )
             for row in np.flatnonzero(rows.app == index).tolist()
         )
         return AppState(
             spec=spec,
-            cpu_held_us=int(pools.quota_committed_us[index]),
+            cpu_committed_us=int(pools.quota_committed_us[index]),
             cpu_free_us=spec.cpu_limit_us - int(pools.quota_committed_us[index]),
-            memory_held_bytes=int(pools.limit_committed_bytes[index]),
+            memory_committed_bytes=int(pools.limit_committed_bytes[index]),
             memory_free_bytes=int(spec.memory_limit) - int(pools.limit_committed_bytes[index]),
             memory_reserved_bytes=int(pools.reserved_bytes[index]),
             epoch=allocation.epoch_of(app),

@@ -183,12 +183,12 @@ class Allocator:
             turnbuckle__memory__wanted_bytes=request.wanted_bytes,
         ) as current:
             reply, outcome = self._allocation.request_memory(request, self._step_time())
-            self.refused_memory_requests += bool(reply.refusal)
+            self.refused_memory_requests += bool(reply.denial)
             current.set(
                 turnbuckle__memory__granted_bytes=reply.granted_bytes,
                 turnbuckle__memory__reclaiming_bytes=reply.reclaiming_bytes,
                 turnbuckle__limit_updates=len(outcome.updates),
-                turnbuckle__refusal=reply.refusal,
+                turnbuckle__rejection=reply.denial,
             )
             self._act(outcome)
         self._require_ownership(request.app)  # again: the process may have been stopped meanwhile

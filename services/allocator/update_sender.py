@@ -74,11 +74,11 @@ class UpdateSender:
             self._allocation.record_timeout(update)
             return
         self._allocation.record_reply(reply, update, self._step_time())
-        if reply.refusal:
-            self._runtime.log.warning("limit_update_rejected", node=update.node, reason=reply.refusal)
-        if reply.node_refusal:
+        if reply.rejection:
+            self._runtime.log.warning("limit_update_rejected", node=update.node, reason=reply.rejection)
+        if reply.node_budget_reason:
             self._runtime.log.warning(
-                "memory_increase_rejected", node=update.node, seq=update.seq, reason=reply.node_refusal
+                "memory_increase_rejected", node=update.node, seq=update.seq, reason=reply.node_budget_reason
             )
         self._call_back_soon()
 

@@ -125,7 +125,7 @@ class EventPublisher:
             digest_after=result.digest_after,
             desired=tally.desired,
             installed=tally.in_sync,
-            foreign=tally.unmanaged,
+            unmanaged=tally.unmanaged,
             in_hw=tally.in_hw,
             lag_us=max(int(completed.lag_s * 1e6), 0),
             duration_us=int(result.duration_s * 1e6),

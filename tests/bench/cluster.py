@@ -157,7 +157,7 @@ class Cluster:
         def count(delivery: Delivery) -> None:
             batch = delivery.message
             if isinstance(batch, CfsBatch):
-                ordered[batch.app, batch.node] = int((batch.column("order_seq") > 0).sum())
+                ordered[batch.app, batch.node] = int((batch.column("limit_update_seq") > 0).sum())
                 if sum(ordered.values()) >= containers * ORDERED_SHARE:
                     done.set()
 

@@ -184,8 +184,8 @@ class GrowthLab:
             run.events[event.kind] = run.events.get(event.kind, 0) + 1
             if event.kind is OomKind.GRANT:
                 run.latency_us.append(event.latency_us)
-                if event.paused_us:
-                    run.paused_us.append(event.paused_us)
+                if event.blocked_us:
+                    run.paused_us.append(event.blocked_us)
         if growth is None:
             raise RuntimeError(f"the load was killed: {[event.reason for event in seen.events]}")
         await asyncio.to_thread(load.drop)

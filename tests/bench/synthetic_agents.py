@@ -77,7 +77,7 @@ class SyntheticNode:
         ]
         self._quota_us = np.full(count, FIRST_QUOTA_US, np.int64)
         self._limit_bytes = np.full(count, FIRST_LIMIT_BYTES, np.int64)
-        self._order_seq = np.zeros(count, np.int64)
+        self._limit_update_seq = np.zeros(count, np.int64)
         self._demand_us = self._demands(count)
         self._memory_bytes = np.full(count, MEMORY_BYTES, np.int64)
 
@@ -102,7 +102,7 @@ class SyntheticNode:
             "memory_usage_bytes": self._memory_bytes,
             "memory_reclaimable_bytes": np.zeros(count),
             "memory_limit_bytes": self._limit_bytes,
-            "order_seq": self._order_seq,
+            "limit_update_seq": self._limit_update_seq,
             "oom_kills": np.zeros(count),
             "flags": np.zeros(count),
         }
@@ -127,13 +127,13 @@ class SyntheticNode:
         for column, held in (("quota_us", self._quota_us), ("limit_bytes", self._limit_bytes)):
             wanted = update.column(column)
             held[index] = np.where(wanted > 0, wanted, held[index])
-        self._order_seq[index] = update.seq
+        self._limit_update_seq[index] = update.seq
         return LimitReply.build(
             update.keys,
             {
                 "quota_us": self._quota_us[index],
                 "limit_bytes": self._limit_bytes[index],
-                "order_seq": self._order_seq[index],
+                "limit_update_seq": self._limit_update_seq[index],
                 "status": np.full(len(index), int(RowStatus.APPLIED)),
             },
             node=self.name,

@@ -227,7 +227,9 @@ async def measure(plan: StormPlan, prefix: str, say: Callable[[str], None]) -> S
                 after = _states(lab, state)
                 realtime = lab.realtime
             writes = sum(late.writes - early.writes for early, late in zip(before, after, strict=True))
-            passes = sum(late.passes - early.passes for early, late in zip(before, after, strict=True))
+            passes = sum(
+                late.full_reconciles - early.full_reconciles for early, late in zip(before, after, strict=True)
+            )
             alarms = sorted({event.cause for event in told.of(RouteKind.FAST_PATH) if event.alarm})
             return StormResults(this_machine(), frr_version(), realtime, costs, left, passes, writes, alarms)
 
@@ -240,7 +242,7 @@ def _states(lab: Lab, ask: Callable[[HostNode], NetworkStateReply | None]) -> li
 
     def silent() -> list[str]:
         for host in lab.topology.hosts:
-            if (state := ask(host)) is not None and state.passes:
+            if (state := ask(host)) is not None and state.full_reconciles:
                 found[host.name] = state
         return [host.name for host in lab.topology.hosts if host.name not in found]
 

@@ -61,7 +61,7 @@ async def operator(server: SecuredNats) -> AsyncIterator[NatsBus]:
 def memory_request() -> MemoryRequest:
     return MemoryRequest(
         app="shop", node=MINE, incarnation=1, container="web-1", wanted_bytes=1, usage_bytes=1, limit_bytes=1,
-        paused=False, time_ns=1,
+        tasks_blocked=False, time_ns=1,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ async def test_a_reply_subject_is_no_way_around(server: SecuredNats, operator: N
 
     async def answer(delivery: Delivery) -> MemoryReply:
         answered.append(delivery.subject)
-        return MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, refusal="")
+        return MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, denial="")
 
     subject = MEMORY_REQUESTS.subject("tb", app="shop")
     await allocator.serve(subject, answer)

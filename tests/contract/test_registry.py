@@ -114,7 +114,7 @@ async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, ours = RecordingBus(broker), MemoryBus(broker)
 
     async def refuse(_delivery: Any) -> MemoryReply:
-        return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, refusal="full")
+        return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, denial="full")
 
     await ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
     await ours.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=4096 * MIB))
@@ -224,7 +224,12 @@ async def test_cli() -> None:
 
     async def state(_delivery: Any) -> StateReply:
         spec = AppSpec(name="shop", cpu_limit=1, memory_limit=64 * MIB)
-        free = {"cpu_held_us": 0, "cpu_free_us": 100_000, "memory_held_bytes": 0, "memory_free_bytes": 64 * MIB}
+        free = {
+            "cpu_committed_us": 0,
+            "cpu_free_us": 100_000,
+            "memory_committed_bytes": 0,
+            "memory_free_bytes": 64 * MIB,
+        }
         app = AppState(spec=spec, owner="other", containers=(), **free)
         return StateReply(epoch=1, steps=1, superseded=False, replica="asked", apps=(app,))
 

@@ -232,12 +232,12 @@ async def test_top_without_a_terminal_prints_lines_until_interrupted(stream: Nat
 def state_reply() -> StateReply:
     spec = AppSpec.model_validate({"name": "shop", "cpu_limit": 2, "memory_limit": "1GiB"})
     container = ContainerState(
-        container="web-0123456789ab", node="n1", quota_us=20_000, ordered_us=20_000, held_us=20_000, used_us=10_000,
-        throttled=False, memory_usage_bytes=1, memory_limit_bytes=2, memory_held_bytes=2, admitted=True,
-        report_age_s=0.1,
+        container="web-0123456789ab", node="n1", quota_us=20_000, assigned_us=20_000, committed_us=20_000,
+        used_us=10_000, throttled=False, memory_usage_bytes=1, memory_limit_bytes=2, memory_committed_bytes=2,
+        admitted=True, report_age_s=0.1,
     )  # fmt: skip
     state = AppState(
-        spec=spec, cpu_held_us=20_000, cpu_free_us=180_000, memory_held_bytes=2, memory_free_bytes=3,
+        spec=spec, cpu_committed_us=20_000, cpu_free_us=180_000, memory_committed_bytes=2, memory_free_bytes=3,
         memory_reserved_bytes=64 * MIB, owner="r1", epoch=4,
         containers=(container,),
     )  # fmt: skip

@@ -95,8 +95,8 @@ async def test_an_observer_is_told_everything(nats: SecuredNats) -> None:
     await agent.flush(5.0)
     await reconciler.flush(5.0)
     state = NetworkStateReply(
-        node=NODE, incarnation=1, offload="prefer", passes=1, writes=1, last_pass_age_s=1.0, ports=(),
-        encapsulation_device="x", vteps=(), macs=0, installed=0, in_hw=0, not_in_hw=0, foreign=0, paths=(),
+        node=NODE, incarnation=1, offload="prefer", full_reconciles=1, writes=1, last_reconcile_age_s=1.0, ports=(),
+        encapsulation_device="x", vteps=(), macs=0, installed=0, in_hw=0, not_in_hw=0, unmanaged=0, paths=(),
         problems=("a problem",),
     )  # fmt: skip
     await serve(reconciler, RECONCILER_STATE.subject("tb", node=NODE), state)

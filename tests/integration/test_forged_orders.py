@@ -87,7 +87,7 @@ async def test_replayed_orders_are_void(lab: Lab) -> None:
     earlier = update({lab.container.key: (50_000, 0)}, seq=9, incarnation=lab.incarnation - 1)
     elsewhere = update({lab.container.key: (50_000, 0)}, seq=9, incarnation=lab.incarnation, node=OTHER)
     for message in (earlier, elsewhere):
-        assert (await lab.order(message)).refusal is not None
+        assert (await lab.order(message)).rejection is not None
     assert lab.container.quota_us == 30_000
 
 

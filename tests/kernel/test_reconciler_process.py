@@ -115,7 +115,7 @@ async def test_the_process_on_this_kernel(netns: str, tmp_path: Path) -> None:
         try:
             bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10.0))
             await bus.replay(ROUTE_STREAM, take)
-            await wait_for_state(bus, lambda state: state.passes > 0)
+            await wait_for_state(bus, lambda state: state.full_reconciles > 0)
             run(f"bridge -n {netns} fdb add {REMOTE} dev vx100 self dst 10.255.0.2")
             state = await wait_for_state(bus, lambda state: state.vteps == ("10.255.0.2",))
             if lacking:

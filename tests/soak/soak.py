@@ -185,7 +185,7 @@ class Soak:
             await checker.settled(SETTLED_S)
         except AssertionError as error:
             states = await self.cluster.states()
-            sums = {name: (s.owner, s.memory_held_bytes, s.memory_free_bytes) for name, s in states.items()}
+            sums = {name: (s.owner, s.memory_committed_bytes, s.memory_free_bytes) for name, s in states.items()}
             self.report.violations.append(f"at the end: {error}: {sums}")
         self.report.no_op_writes = await self.cluster.no_op_writes()
 
@@ -238,7 +238,7 @@ class Soak:
         gave_up = any(
             event.container == container
             and event.kind is OomKind.OOM_KILLER_ENABLED
-            and event.paused_us >= DEADLINE_S * 1e6
+            and event.blocked_us >= DEADLINE_S * 1e6
             and not event.reserve_bytes
             and abs(time_s - killed_s) < EXPLAINED_S
             for time_s, event in rules.events

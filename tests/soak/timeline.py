@@ -117,17 +117,17 @@ def _order(update: Message, _subject: str) -> str:
 def _reply(reply: Message, _subject: str) -> str:
     assert isinstance(reply, LimitReply)
     head = f"reply of {reply.node} report {reply.report_seq} to epoch {reply.epoch} seq {reply.seq}"
-    refused = f" REFUSED {reply.refusal}" if reply.refusal else ""
+    refused = f" REFUSED {reply.rejection}" if reply.rejection else ""
     stale = f" STALE {', '.join(reply.stale_apps)}" if reply.stale_apps else ""
     failed = [RowStatus(status).name for status in reply.column("status").tolist()]
-    return f"{head}{refused}{stale}: {_rows(reply, 'quota_us', 'limit_bytes', 'order_seq')} {' '.join(failed)}"
+    return f"{head}{refused}{stale}: {_rows(reply, 'quota_us', 'limit_bytes', 'limit_update_seq')} {' '.join(failed)}"
 
 
 def _batch(batch: Message, _subject: str) -> str:
     assert isinstance(batch, CfsBatch)
     head = f"batch of {batch.node} incarnation {batch.incarnation} report {batch.report_seq} of {batch.app}"
     inventory = "" if batch.inventory_complete else " (inventory incomplete)"
-    return f"{head}{inventory}: {_rows(batch, 'used_us', 'quota_us', 'memory_limit_bytes', 'order_seq')}"
+    return f"{head}{inventory}: {_rows(batch, 'used_us', 'quota_us', 'memory_limit_bytes', 'limit_update_seq')}"
 
 
 def _lease(lease: Message, subject: str) -> str | None:

@@ -38,7 +38,7 @@ def batch(tick: int, rows: Sequence[Row] = (Row(),), **fields: Any) -> CfsBatch:
     columns |= {
         "unused_us": [max(0, row.quota_us - row.used_us) for row in rows],
         "throttled_us": [0] * count,
-        "order_seq": [0] * count,
+        "limit_update_seq": [0] * count,
         "memory_reclaimable_bytes": [0] * count,
     }
     head: dict[str, Any] = {

@@ -95,9 +95,9 @@ async def tell_of_a_network(bus: NatsBus) -> None:
             override=("169.254.0.1@up1",) if cut else (), reason="up0's BFD session is down" if cut else "",
         )  # fmt: skip
         state = NetworkStateReply(
-            node=node, incarnation=1, offload="prefer", passes=3, writes=9, last_pass_age_s=1.0, ports=("rep0",),
-            encapsulation_device="vxlan-tx", vteps=(remote,), macs=2, installed=2, in_hw=1, not_in_hw=1, foreign=0,
-            paths=(path,), problems=(),
+            node=node, incarnation=1, offload="prefer", full_reconciles=3, writes=9, last_reconcile_age_s=1.0,
+            ports=("rep0",), encapsulation_device="vxlan-tx", vteps=(remote,), macs=2, installed=2, in_hw=1,
+            not_in_hw=1, unmanaged=0, paths=(path,), problems=(),
         )  # fmt: skip
         rule = RuleState(device="rep0", mac="02:00:00:00:00:07", vtep=remote, vni=100, in_hw=True, note=HOSTILE)
         await serve(bus, RECONCILER_STATE.subject(bus.root, node=node), state)

@@ -62,9 +62,9 @@ class InvariantChecker:
         for app, spec in self.rules.specs.items():
             state = states.get(app)
             reported = [held_by(batch) for (name, _), batch in self.rules.newest.items() if name == app]
-            if state is None or not state.owner or state.memory_held_bytes != sum(reported):
+            if state is None or not state.owner or state.memory_committed_bytes != sum(reported):
                 return False
-            if state.memory_held_bytes + state.memory_free_bytes != int(spec.memory_limit):
+            if state.memory_committed_bytes + state.memory_free_bytes != int(spec.memory_limit):
                 return False
         return True
 

@@ -107,7 +107,7 @@ class LossyCluster:
             request = MemoryRequest(
                 app=asked.app, node=machine.name, incarnation=machine.node.incarnation, container=asked.key,
                 wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
-                paused=asked.paused, time_ns=self.now_ns,
+                tasks_blocked=asked.paused, time_ns=self.now_ns,
             )  # fmt: skip
             self.network.append(("ask", encode(request), machine, machine.node, asked))
 
@@ -170,7 +170,7 @@ class LossyCluster:
         elif kind == "answer":
             machine, node, asked = item[2:]
             if machine.node is node:
-                node.memory.answered(asked, RequestOutcome(denial=decode(data).refusal), self.now_ns)
+                node.memory.answered(asked, RequestOutcome(denial=decode(data).denial), self.now_ns)
                 self.collect_requests(machine)
         else:
             reply, sender = decode(data), item[2]

@@ -111,23 +111,23 @@ def _states() -> st.SearchStrategy[StateReply]:
         container=TEXT,
         node=TEXT,
         quota_us=INT64,
-        ordered_us=INT64,
-        held_us=INT64,
+        assigned_us=INT64,
+        committed_us=INT64,
         used_us=INT64,
         throttled=st.booleans(),
         memory_usage_bytes=INT64,
         memory_limit_bytes=INT64,
-        memory_held_bytes=INT64,
+        memory_committed_bytes=INT64,
         admitted=st.booleans(),
-        refusal=TEXT,
+        rejection=TEXT,
         report_age_s=SECONDS,
     )
     app = st.builds(
         AppState,
         spec=_apps(),
-        cpu_held_us=INT64,
+        cpu_committed_us=INT64,
         cpu_free_us=INT64,
-        memory_held_bytes=INT64,
+        memory_committed_bytes=INT64,
         memory_free_bytes=INT64,
         memory_reserved_bytes=INT64,
         epoch=INT64,
@@ -191,11 +191,11 @@ def _reserves(draw: st.DrawFn, *columns: str) -> dict[str, Any]:
 
 @st.composite
 def _replies(draw: st.DrawFn) -> LimitReply:
-    columns = ("reserve_given_bytes", "reserve_used_bytes", "reserve_order_seq")
+    columns = ("reserve_given_bytes", "reserve_used_bytes", "reserve_update_seq")
     table = tables(
         LimitReply,
         node=TEXT,
-        refusal=st.none() | TEXT,
+        rejection=st.none() | TEXT,
         stale_apps=st.lists(TEXT, max_size=3).map(tuple),
         **_integers("incarnation", "report_seq", "epoch", "seq"),
     )
@@ -289,7 +289,7 @@ _BY_HAND: dict[type[Message], st.SearchStrategy[Message]] = {
         host_cpus=st.integers(1, 65_536),
         reserve_given_bytes=COUNT,
         reserve_used_bytes=COUNT,
-        reserve_order_seq=COUNT,
+        reserve_update_seq=COUNT,
         **_integers("incarnation", "report_seq", "time_ns"),
     ),
     ContainerEvent: _events(),
@@ -307,7 +307,7 @@ _BY_HAND: dict[type[Message], st.SearchStrategy[Message]] = {
     LimitReply: _replies(),
     LimitUpdate: _updates(),
     MemoryReply: st.builds(
-        MemoryReply, app=TEXT, epoch=COUNT, granted_bytes=COUNT, reclaiming_bytes=COUNT, refusal=TEXT
+        MemoryReply, app=TEXT, epoch=COUNT, granted_bytes=COUNT, reclaiming_bytes=COUNT, denial=TEXT
     ),
     MemoryRequest: st.builds(
         MemoryRequest,
@@ -318,7 +318,7 @@ _BY_HAND: dict[type[Message], st.SearchStrategy[Message]] = {
         wanted_bytes=COUNT,
         usage_bytes=COUNT,
         limit_bytes=INT64,
-        paused=st.booleans(),
+        tasks_blocked=st.booleans(),
         time_ns=COUNT,
     ),
     NodeInfo: _nodes(),
@@ -331,7 +331,7 @@ _BY_HAND: dict[type[Message], st.SearchStrategy[Message]] = {
         container=TEXT,
         reason=TEXT,
         **_integers("incarnation", "time_ns", "usage_bytes", "limit_before_bytes", "limit_after_bytes"),
-        **_integers("reserve_bytes", "latency_us", "paused_us", "oom_kills"),
+        **_integers("reserve_bytes", "latency_us", "blocked_us", "oom_kills"),
     ),
     QueryError: st.builds(QueryError, code=INT64, message=TEXT),
     StateReply: _states(),

@@ -114,7 +114,7 @@ class SharedNode:
         elif kind == "answer":
             _, reply, node, asked = item
             if self.node is node:
-                answer = RequestOutcome(denial=node.budget.explain_refusal(decode(reply).refusal, asked.wanted_bytes))
+                answer = RequestOutcome(denial=node.budget.explain_refusal(decode(reply).denial, asked.wanted_bytes))
                 self.act_of_agent(lambda: node.memory.answered(asked, answer, self.now_ns))
         else:
             reply, owner, update = decode(data), item[2], item[3]
@@ -161,7 +161,7 @@ class SharedNode:
             request = MemoryRequest(
                 app=asked.app, node="n1", incarnation=self.node.incarnation, container=asked.key,
                 wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
-                paused=asked.paused, time_ns=self.now_ns,
+                tasks_blocked=asked.paused, time_ns=self.now_ns,
             )  # fmt: skip
             if (why := self.node.budget.grant_refusal()) is not None:
                 self.node.memory.answered(asked, RequestOutcome(denial=why.sentence("n1")), self.now_ns)

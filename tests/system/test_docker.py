@@ -116,7 +116,7 @@ async def test_managed_within_a_second_and_forgotten_within_a_second(bare_cluste
 
 async def _is_empty(cluster: ClusterLab) -> bool:
     state = await cluster.state(APP)
-    return not state.containers and state.cpu_held_us == 0
+    return not state.containers and state.cpu_committed_us == 0
 
 
 async def test_an_odd_label_is_rejected_with_its_reason_and_the_container_left_alone(bare_cluster, agent, engine, log):

@@ -62,9 +62,9 @@ async def sums_are_right(cluster: ClusterLab, spec: AppSpec, container: LabConta
     quota_us, limit_bytes = container.read().limits
     return (
         (row.quota_us, row.memory_limit_bytes) == (quota_us, limit_bytes)
-        and state.memory_held_bytes == limit_bytes + state.memory_reserved_bytes
-        and state.memory_held_bytes + state.memory_free_bytes == int(spec.memory_limit)
-        and state.cpu_held_us + state.cpu_free_us == spec.cpu_limit_us
+        and state.memory_committed_bytes == limit_bytes + state.memory_reserved_bytes
+        and state.memory_committed_bytes + state.memory_free_bytes == int(spec.memory_limit)
+        and state.cpu_committed_us + state.cpu_free_us == spec.cpu_limit_us
     )
 
 

@@ -130,7 +130,7 @@ async def test_two_agents_share_one_limit(cluster, record_figure):
         )
     state = await cluster.state(spec.name)
     assert {container.node for container in state.containers} == {"n1", "n2"}
-    assert state.cpu_held_us + state.cpu_free_us == spec.cpu_limit_us
+    assert state.cpu_committed_us + state.cpu_free_us == spec.cpu_limit_us
 
     seen = observer.stop()[spec.name]
     record_figure("highest quota / limit", seen.highest_quota_us / spec.cpu_limit_us)

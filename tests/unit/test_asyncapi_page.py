@@ -54,4 +54,4 @@ async def test_every_subject_and_message_is_drawn_without_a_network() -> None:
     for name, message in DOCUMENT["components"]["messages"].items():
         assert re.search(rf"#\d+\s*{name}\s+{re.escape(message['summary'])}", text), name
     assert "AllOf" not in text  # messages are shown as one object
-    assert "Reserve that this node was given for the application" in text  # a field of CfsBatch, without a click
+    assert "Cumulative reserve of this node for the application" in text  # a field of CfsBatch, without a click

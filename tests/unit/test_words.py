@@ -33,7 +33,6 @@ STANDARD = re.compile(r"look(s|ed)?[ _]up", re.IGNORECASE)
 
 UNFINISHED = (
     # Still in the old words. A line is deleted with the change that rewrites its folder; none may be added.
-    "schemas/network.py",
     "services/_host",
     "services/allocator",
 )
@@ -84,7 +83,7 @@ def test_names_and_first_lines_have_no_private_word(path: Path) -> None:
 
 @pytest.mark.parametrize("folder", UNFINISHED)
 def test_an_unfinished_folder_exists(folder: str) -> None:
-    assert (ROOT / folder).exists()
+    assert (ROOT / folder).is_dir()
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ class Dispatch:
             return None
         if raw.is_history:
             return await self._call_handler(handler, delivery) is None
-        with message_span("bus.handle_fact", raw.subject, Begin(raw.headers or NEW_TRACE)) as current:
+        with message_span("bus.handle_event", raw.subject, Begin(raw.headers or NEW_TRACE)) as current:
             error = await self._call_handler(handler, delivery)
             if error is not None:
                 current.fail(type(error).__name__, str(error))

@@ -32,7 +32,7 @@ def record_reply(current: Span, reply: LimitReply) -> None:
     failed = sum(status in _NOT_APPLIED for status in reply.column("status").tolist())
     if current is not _NO_SPAN:
         _note_failure(current, reply, failed)
-    elif failed or reply.refusal:
+    elif failed or reply.rejection:
         with _span(reply.node, reply.epoch, reply.seq, reply.row_count) as late:
             _note_failure(late, reply, failed)
     else:
@@ -53,6 +53,6 @@ def _note_failure(current: Span, reply: LimitReply, failed: int) -> None:
     if failed:
         current.set(turnbuckle__rows_failed=failed)
         current.fail("rows_failed", f"{failed} of {reply.row_count} rows were not carried out")
-    if reply.refusal:
-        current.set(turnbuckle__refusal=reply.refusal)
-        current.fail("refused", reply.refusal)
+    if reply.rejection:
+        current.set(turnbuckle__rejection=reply.rejection)
+        current.fail("refused", reply.rejection)

@@ -243,8 +243,8 @@ class LimitExecutor:
         columns: dict[str, Iterable[int]] = {
             "quota_us": [entry.quota_us if entry else 0 for entry in known],
             "limit_bytes": [entry.limit_bytes if entry else 0 for entry in known],
-            "order_seq": [
-                self.log.order_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)
+            "limit_update_seq": [
+                self.log.limit_update_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)
             ],
             "status": [int(status) for status in pending.statuses],
         }
@@ -258,14 +258,14 @@ class LimitExecutor:
             inventory_complete=self._containers.inventory.complete,
             epoch=update.epoch,
             seq=update.seq,
-            refusal=plan.refusal,
+            rejection=plan.refusal,
             stale_apps=plan.stale_apps,
             apps=plan.fenced_apps,
             reserve_given_bytes=tuple(reserve.given_bytes for reserve in reserves),
             reserve_used_bytes=tuple(reserve.used_bytes for reserve in reserves),
-            reserve_order_seq=tuple(self.log.reserve_seq(app) for app in plan.fenced_apps),
+            reserve_update_seq=tuple(self.log.reserve_seq(app) for app in plan.fenced_apps),
             node_headroom_bytes=self._budget.headroom_bytes,
-            node_refusal=refused.sentence(self._containers.node)
+            node_budget_reason=refused.sentence(self._containers.node)
             if (refused := pending.room.refusal) is not None
             else "",
         )

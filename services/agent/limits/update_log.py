@@ -73,7 +73,7 @@ class UpdateLog:
     reserve_updates: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Newest update of the reserve, by application."""
 
-    def order_seq(self, container: str) -> int:
+    def limit_update_seq(self, container: str) -> int:
         """Newest sequence seen from the application's present owner; 0: none."""
         limits = self.containers[container]
         return limits.seq if limits.epoch == self.epochs.get(limits.app) else 0

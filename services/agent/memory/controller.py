@@ -275,7 +275,7 @@ class MemoryController:
             f"usage {mib(state.usage_bytes)} of {mib(state.limit_bytes)}, growing by {mib(container.growth.rate)}/s",
             limit_after_bytes=limit_bytes,
             known_ns=now_ns if container.short_since_ns is None else container.short_since_ns,
-            paused_us=container.paused_us(now_ns),
+            blocked_us=container.blocked_us(now_ns),
         )
         container.was_granted(limit_bytes, now_ns)
         return granted
@@ -330,7 +330,9 @@ class MemoryController:
         container = inspect.container
         if self.containers.managed[container.key].handle.enable_oom_killer() is not WriteOutcome.WRITTEN:
             return  # vanished; or refused: the next poll tries again
-        self._report(inspect, OomKind.OOM_KILLER_ENABLED, cause, reason, paused_us=container.paused_us(inspect.now_ns))
+        self._report(
+            inspect, OomKind.OOM_KILLER_ENABLED, cause, reason, blocked_us=container.blocked_us(inspect.now_ns)
+        )
         container.oom_killer_enabled(reason, inspect.now_ns, inspect.state.oom_kills)
         self._requests.setdefault(container.app, RequestState()).killer_enabled_ns = inspect.now_ns
         self._oom_waits.record(container)
@@ -351,14 +353,14 @@ class MemoryController:
         if requester is not None and requester.state is not None and not requester.denial_reported:
             requester.denial_reported = True
             inspect = _Inspection(requester, requester.state, OomCause.ALLOCATOR_REPLY, now_ns)
-            paused_us = requester.paused_us(now_ns)
+            blocked_us = requester.blocked_us(now_ns)
             self._report(
                 inspect,
                 OomKind.GRANT_DENIED,
                 OomCause.ALLOCATOR_REPLY,
                 reason,
                 known_ns=request_state.sent_ns,
-                paused_us=paused_us,
+                blocked_us=blocked_us,
             )
         if answer.denial:
             for container in filter(lambda _: request_state.may_enable_killer(now_ns), self._shares.by_size(waiting)):
@@ -409,7 +411,7 @@ class MemoryController:
                     OomKind.OOM_KILLER_ENABLED,
                     OomCause.SHUTDOWN,
                     reason,
-                    paused_us=container.paused_us(now_ns),
+                    blocked_us=container.blocked_us(now_ns),
                 )
 
     def adopt_reports(self, reports: Sequence[WatchdogReport], now_ns: int) -> None:

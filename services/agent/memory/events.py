@@ -156,7 +156,7 @@ class MemoryLoop:
             wanted_bytes=pending.wanted_bytes,
             usage_bytes=pending.usage_bytes,
             limit_bytes=pending.limit_bytes,
-            paused=pending.paused,
+            tasks_blocked=pending.paused,
             time_ns=self._clock.time_ns(),
         )
         subject = MEMORY_REQUESTS.subject(self._bus.root, app=pending.app)
@@ -166,7 +166,7 @@ class MemoryLoop:
             answer = RequestOutcome(timeout=f"no reply from an allocator: {error}")
         else:
             if isinstance(reply, MemoryReply):
-                answer = RequestOutcome(denial=self._budget.explain_refusal(reply.refusal, pending.wanted_bytes))
+                answer = RequestOutcome(denial=self._budget.explain_refusal(reply.denial, pending.wanted_bytes))
             else:
                 answer = RequestOutcome(timeout=f"no usable reply from an allocator: {reply.type_name}")
         self._answered(pending, answer)
@@ -195,7 +195,7 @@ class MemoryLoop:
             limit_after_bytes=occurrence.limit_after_bytes,
             reserve_bytes=occurrence.reserve_bytes,
             latency_us=0 if since_ns is None else max(self._now_ns() - since_ns, 0) // 1000,
-            paused_us=occurrence.paused_us,
+            blocked_us=occurrence.blocked_us,
             oom_kills=occurrence.oom_kills,
             limit_hits=occurrence.limit_hits,
             reason=occurrence.reason,

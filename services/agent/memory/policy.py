@@ -129,7 +129,7 @@ class ContainerMemory:
         """Tasks do not wait any more."""
         self.oom_wait_since_ns = None
 
-    def paused_us(self, now_ns: int) -> int:
+    def blocked_us(self, now_ns: int) -> int:
         """For how long they have waited; 0: they do not."""
         return 0 if self.oom_wait_since_ns is None else (now_ns - self.oom_wait_since_ns) // 1000
 

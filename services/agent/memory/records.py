@@ -28,7 +28,7 @@ class MemoryEvent:
     reason: str
     known_ns: int | None = None
     """Since when the agent could know: latency counts from here."""
-    paused_us: int = 0
+    blocked_us: int = 0
     oom_kills: int = 0
     limit_hits: int = 0
     wall_ns: int | None = None
@@ -180,7 +180,7 @@ def events_of_reports(reports: Iterable[WatchdogReport]) -> list[MemoryEvent]:
                 else f"no agent lived and the reserve was empty: the watchdog gave the kernel its kill back "
                 f"at {mib(report.usage_bytes)} of {mib(report.limit_before_bytes)}"
             ),
-            paused_us=report.paused_us,
+            blocked_us=report.paused_us,
             wall_ns=report.time_ns,
         )
         for report in reports

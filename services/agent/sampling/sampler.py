@@ -28,7 +28,7 @@ RECLAIMABLE_SAMPLES = 50
 POLL_AFTER_THROTTLE_SAMPLES = 100
 """A node is polled between samples for this long after a container was throttled: 10 s."""
 
-_QUOTA, _LIMIT, _KILLS, _ARMED, _ORDER_SEQ = range(5)
+_QUOTA, _LIMIT, _KILLS, _ARMED, _LIMIT_UPDATE_SEQ = range(5)
 """Columns of `Sampler._expected`; the first three as `KernelState.limits` has them."""
 
 
@@ -230,7 +230,7 @@ class Sampler:
             "quota_us": expected[:, _QUOTA],
             "memory_reclaimable_bytes": self._containers.samples.reclaimable_bytes,
             "memory_limit_bytes": expected[:, _LIMIT],
-            "order_seq": expected[:, _ORDER_SEQ],
+            "limit_update_seq": expected[:, _LIMIT_UPDATE_SEQ],
             "oom_kills": expected[:, _KILLS] - order.first_kills,
         }
         headroom_bytes = self._budget.headroom_bytes
@@ -256,7 +256,7 @@ class Sampler:
             "inventory_complete": self._containers.inventory.complete,
             "reserve_given_bytes": reserve.given_bytes,
             "reserve_used_bytes": reserve.used_bytes,
-            "reserve_order_seq": self._log.reserve_seq(app),
+            "reserve_update_seq": self._log.reserve_seq(app),
             "node_headroom_bytes": headroom_bytes,
             "node_idle_percent": self._load.idle_percent,
         }

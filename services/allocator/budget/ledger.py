@@ -114,7 +114,7 @@ def record_updates(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray],
     for account, values in zip(ACCOUNTS, sent, strict=True):
         inflight = account.of(rows, "inflight")
         inflight[index] = np.maximum(inflight[index], values)
-    rows.order_seq[index] = seq
+    rows.limit_update_seq[index] = seq
     rows.acked[index] = False
     rows.mismatches[index] = 0
 
@@ -128,7 +128,7 @@ class Report:
     report_seq: IntArray
     quota_us: IntArray
     limit_bytes: IntArray
-    order_seq: IntArray
+    limit_update_seq: IntArray
     periodic: BoolArray
     """Periodic report: the number of such reports measures how long a difference lasts."""
 
@@ -147,7 +147,7 @@ def ack(rows: Rows, report: Report, now_ns: int) -> BoolArray:
     rows.report_ns[mine] = now_ns
     rows.quota_us[mine] = report.quota_us
     rows.limit_bytes[mine] = report.limit_bytes
-    seen = report.order_seq >= rows.order_seq[mine]
+    seen = report.limit_update_seq >= rows.limit_update_seq[mine]
     acked, periodic = (index, report.periodic) if seen.all() else (index[seen], report.periodic[seen])
     mine = at(acked)
     rows.acked[mine] = True

@@ -272,7 +272,7 @@ class ClusterState:
             (rows.limit_bytes, rows.limit_inflight_bytes),
         ):
             kernel[mine] = np.where(inflight[mine] > 0, np.maximum(kernel[mine], inflight[mine]), kernel[mine])
-        for column in (rows.report_seq, rows.order_seq, rows.quota_inflight_us, rows.limit_inflight_bytes):
+        for column in (rows.report_seq, rows.limit_update_seq, rows.quota_inflight_us, rows.limit_inflight_bytes):
             column[mine] = 0
         rows.quota_deferred_us[mine] = rows.limit_deferred_bytes[mine] = 0
         rows.acked[mine] = rows.unreported[mine] = True
@@ -368,7 +368,7 @@ class ClusterState:
         reported = dict(zip(_COLUMNS, table, strict=True))
         fresh = reported["periods"] > 0
         report = Report(
-            index, report_seq, reported["quota_us"], reported["memory_limit_bytes"], reported["order_seq"], fresh
+            index, report_seq, reported["quota_us"], reported["memory_limit_bytes"], reported["limit_update_seq"], fresh
         )
         newer = ack(self.rows, report, now_ns)
         self._ack_reserves(newest)
@@ -389,7 +389,7 @@ class ClusterState:
                 reply.apps,
                 reply.reserve_given_bytes,
                 reply.reserve_used_bytes,
-                reply.reserve_order_seq,
+                reply.reserve_update_seq,
                 strict=True,
             )
             if app in self._app_index and (row := self.reserve_row(app, node)) is not None
@@ -410,7 +410,7 @@ class ClusterState:
                 np.array([batch.report_seq for batch in batches], dtype=np.int64),
                 np.array([batch.reserve_given_bytes for batch in batches], dtype=np.int64),
                 np.array([batch.reserve_used_bytes for batch in batches], dtype=np.int64),
-                np.array([batch.reserve_order_seq for batch in batches], dtype=np.int64),
+                np.array([batch.reserve_update_seq for batch in batches], dtype=np.int64),
             ),
         )
 
@@ -423,7 +423,7 @@ RANGES = {
     "used_us": (0, 1 << 31),
     "unused_us": (0, 1 << 31),
     "throttled_us": (0, 1 << 31),
-    "order_seq": (0, 1 << 62),
+    "limit_update_seq": (0, 1 << 62),
 }
 """Values a kernel can report. Anything else is a fault and would overflow sums."""
 

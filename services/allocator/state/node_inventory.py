@@ -86,7 +86,7 @@ class NodeInventory:
         known, node = self._nodes.get(reply.node), cluster.node_index(reply.node)
         if known is None or known.incarnation != reply.incarnation or not reply.inventory_complete:
             return
-        if reply.refusal is not None or reply.stale_apps:
+        if reply.rejection is not None or reply.stale_apps:
             return
         if node is not None and cluster.nodes[node].incarnation != reply.incarnation:
             return  # a newer incarnation has reported

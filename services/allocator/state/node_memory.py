@@ -49,7 +49,7 @@ class Reserves(SlotArrays):
     used_bytes: IntArray
     inflight_bytes: IntArray
     """Largest cumulative grant among unacknowledged updates; 0: none."""
-    order_seq: IntArray
+    limit_update_seq: IntArray
     ordered_ns: IntArray
     report_seq: IntArray
     requested_bytes: IntArray
@@ -71,7 +71,7 @@ class Reserves(SlotArrays):
                 "granted_total_bytes",
                 "used_bytes",
                 "inflight_bytes",
-                "order_seq",
+                "limit_update_seq",
                 "ordered_ns",
                 "report_seq",
             ),
@@ -104,7 +104,7 @@ class Reserves(SlotArrays):
         """Reset for a new agent process: it rejects updates in flight and reports what it holds."""
         mine = self.in_use & (self.node == node)
         self.granted_total_bytes[mine] = self.grant_committed_bytes[mine]  # an update in flight may have been applied
-        for column in (self.inflight_bytes, self.order_seq, self.report_seq, self.share_bytes):
+        for column in (self.inflight_bytes, self.limit_update_seq, self.report_seq, self.share_bytes):
             column[mine] = 0
         self.acked[mine] = True
 
@@ -118,14 +118,14 @@ class Reserves(SlotArrays):
             report.granted_total_bytes[newer],
             report.used_bytes[newer],
         )
-        seen = rows[report.order_seq[newer] >= self.order_seq[rows]]
+        seen = rows[report.limit_update_seq[newer] >= self.limit_update_seq[rows]]
         self.inflight_bytes[seen] = 0
         self.acked[seen] = True
 
     def record_update(self, index: IntArray, granted_total_bytes: IntArray, seq: int, now_ns: int) -> None:
         """Record that updates are sent."""
         self.inflight_bytes[index] = np.maximum(self.inflight_bytes[index], granted_total_bytes)
-        self.order_seq[index] = seq
+        self.limit_update_seq[index] = seq
         self.ordered_ns[index] = now_ns
         self.acked[index] = False
 
@@ -159,7 +159,7 @@ class ReserveReport:
     report_seq: IntArray
     granted_total_bytes: IntArray
     used_bytes: IntArray
-    order_seq: IntArray
+    limit_update_seq: IntArray
 
 
 def counted_bytes(rows: Rows) -> IntArray:

@@ -69,14 +69,14 @@ def _row(spec: AppSpec, state: AppState | None) -> dict[str, Any]:
         "cpu_limit_us": spec.cpu_limit_us,
         "memory_limit_bytes": int(spec.memory_limit),
         "containers": None if state is None else len(state.containers),
-        "cpu_held_us": None if state is None else state.cpu_held_us,
+        "cpu_held_us": None if state is None else state.cpu_committed_us,
         "cpu_free_us": None if state is None else state.cpu_free_us,
-        "memory_held_bytes": None if state is None else state.memory_held_bytes,
+        "memory_held_bytes": None if state is None else state.memory_committed_bytes,
         "memory_free_bytes": None if state is None else state.memory_free_bytes,
         "memory_reserved_bytes": None if state is None else state.memory_reserved_bytes,
         "owner": None if state is None else state.owner,
         "epoch": None if state is None else state.epoch,
-        "refused": [] if state is None else [item.container for item in state.containers if item.refusal],
+        "refused": [] if state is None else [item.container for item in state.containers if item.rejection],
     }
 
 

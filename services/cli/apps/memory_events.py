@@ -38,7 +38,7 @@ class MemoryCounters:
 
     def add(self, event: OomEvent) -> None:
         """Count one event."""
-        self.longest_pause_us = max(self.longest_pause_us, event.paused_us)
+        self.longest_pause_us = max(self.longest_pause_us, event.blocked_us)
         match event.kind:
             case OomKind.NEAR_LIMIT:
                 self.near_limit += 1
@@ -84,7 +84,7 @@ def granted_bytes(event: OomEvent) -> int:
 def describe_event(event: OomEvent) -> str:
     """The event as a sentence; the sender's reason, where it gives one, has the measured values."""
     size = f"{format_bytes(event.usage_bytes)} of {format_bytes(event.limit_before_bytes)}"
-    waited = f" after a wait of {format_duration(event.paused_us)}" if event.paused_us else ""
+    waited = f" after a wait of {format_duration(event.blocked_us)}" if event.blocked_us else ""
     match event.kind:
         case OomKind.NEAR_LIMIT:
             text = "near its limit" if event.reason else f"near its limit with {size}"

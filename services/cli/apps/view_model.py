@@ -162,7 +162,7 @@ class ViewModel:
         """Set the pools from the allocator's reply, so that they are known before the first decision."""
         self.announce(state.spec)
         app = self.apps[state.spec.name]
-        app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_held_us, state.memory_held_bytes
+        app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_committed_us, state.memory_committed_bytes
         app.memory_reserved_bytes, app.owner = state.memory_reserved_bytes, state.owner
         app.epoch = max(app.epoch, state.epoch)
 

@@ -185,7 +185,7 @@ def _print_rules(reply: RulesReply) -> None:
     table = _table("device", "MAC", "VTEP", "VNI", "hardware", "pref", "handle", "note")
     for rule in reply.rules:
         cells = (rule.device, rule.mac, rule.vtep, str(rule.vni or ""), hardware(rule.in_hw), str(rule.pref))
-        style = None if rule.ours and not rule.note else "yellow" if rule.ours else "dim"
+        style = None if rule.managed and not rule.note else "yellow" if rule.managed else "dim"
         table.add_row(*map(escape, cells), f"{rule.handle:#x}", escape(rule.note), style=style)
     console = stdout_console()
     console.print(table)
@@ -198,7 +198,7 @@ def _print_diff(reply: DiffReply) -> None:
     style = "yellow" if reply.total else "green"
     console.print(
         f"{reply.node}: {reply.installed} of {reply.desired} rules are in sync; {reply.total} writes are due; "
-        f"{reply.foreign} unmanaged rules",
+        f"{reply.unmanaged} unmanaged rules",
         style=style,
     )
     for operation in reply.operations[:_LISTED]:

@@ -42,7 +42,7 @@ def judged(outages, *, app=AMPLE.name, reserve_bytes=0, reasons=("waited for 2 s
     soak = Soak(SimpleNamespace(root="r"), 1)
     soak.faults.slots, soak.faults.outages = faults([]).slots, list(outages)
     release = SimpleNamespace(
-        container="c1", kind=OomKind.OOM_KILLER_ENABLED, paused_us=2_000_000, reserve_bytes=reserve_bytes
+        container="c1", kind=OomKind.OOM_KILLER_ENABLED, blocked_us=2_000_000, reserve_bytes=reserve_bytes
     )
     rules = SimpleNamespace(
         events=[(102.0, release)],

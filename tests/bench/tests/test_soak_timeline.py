@@ -19,10 +19,10 @@ from tests.support.limit_orders import update
 from tests.unit.test_invariant_rules import APP, DIRECTORY, KEY, MIB, OTHER, rules
 
 __all__ = ["rules"]
-TOLD = f"{KEY} used_us=10000 quota_us=20000 memory_limit_bytes={100 * MIB} order_seq=0"
+TOLD = f"{KEY} used_us=10000 quota_us=20000 memory_limit_bytes={100 * MIB} limit_update_seq=0"
 REPLY = LimitReply.build(
     [KEY],
-    {"quota_us": [30_000], "limit_bytes": [MIB], "order_seq": [4], "status": [int(RowStatus.APPLIED)]},
+    {"quota_us": [30_000], "limit_bytes": [MIB], "limit_update_seq": [4], "status": [int(RowStatus.APPLIED)]},
     node="n1", incarnation=7, report_seq=9, epoch=3, seq=4,
 )  # fmt: skip
 
@@ -47,7 +47,7 @@ def reading(quota_us: int, limit_bytes: int = MIB) -> Reading:
         (
             REPLY,
             "_INBOX.x",
-            f"reply of n1 report 9 to epoch 3 seq 4: {KEY} quota_us=30000 limit_bytes={MIB} order_seq=4 APPLIED",
+            f"reply of n1 report 9 to epoch 3 seq 4: {KEY} quota_us=30000 limit_bytes={MIB} limit_update_seq=4 APPLIED",
         ),
         (
             batch(0, [Row(KEY)], inventory_complete=False),

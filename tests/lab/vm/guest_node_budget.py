@@ -131,12 +131,13 @@ class Machine:
             return why.sentence("guest")
         request = MemoryRequest(
             app=asked.app, node="guest", incarnation=1, container=asked.key, wanted_bytes=asked.wanted_bytes,
-            usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes, paused=asked.paused, time_ns=time.time_ns(),
+            usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes, tasks_blocked=asked.paused,
+            time_ns=time.time_ns(),
         )  # fmt: skip
         owner = self.owners[asked.app]
         reply, outcome = owner.request_memory(request, self.step_time())
         self.send(owner, outcome.updates)
-        return self.node.budget.explain_refusal(reply.refusal, asked.wanted_bytes)
+        return self.node.budget.explain_refusal(reply.denial, asked.wanted_bytes)
 
     def promised_bytes(self, growers: list[Grower]) -> int:
         """As the kernel and the book have it."""

@@ -109,7 +109,7 @@ async def test_a_raise_beyond_the_memory_that_its_settings_name_is_refused_told_
         info = (await lab.ours.bucket(NODES).get("n1")).message
 
     assert reply.column("limit_bytes").tolist() == [384 * MIB]
-    assert "add up to 256.0 MiB of 384.0 MiB that are allocatable" in reply.node_refusal
+    assert "add up to 256.0 MiB of 384.0 MiB that are allocatable" in reply.node_budget_reason
     assert (lab.lines[0].kind, lab.lines[0].cause) == (OomKind.GRANT_DENIED, OomCause.NODE)
     assert (info.memory_bytes, info.allocatable_memory_bytes) == (512 * MIB, 384 * MIB)
 
@@ -140,7 +140,7 @@ async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
 
     async def refuse(delivery):
         requests.append(delivery.message)
-        return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, refusal="shop may use 256 MiB")
+        return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, denial="shop may use 256 MiB")
 
     await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
     async with lab.agent():
@@ -151,7 +151,7 @@ async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
 
     assert lab.kinds == [OomKind.OOM_WAIT, OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL]
     assert {line.reason for line in lab.lines[1:]} == {"shop may use 256 MiB"}
-    assert (requests[0].container, requests[0].paused) == (container.key, True)
+    assert (requests[0].container, requests[0].tasks_blocked) == (container.key, True)
     await until(lambda: lab.changes[-1].change is ContainerChange.RELEASED, what="the release of the container")
     assert lab.changes[-1].oom_kills == 1
 
@@ -199,7 +199,7 @@ async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(la
         await until(lambda: OomKind.KILL in lab.kinds, what="the events")
 
     release = next(line for line in lab.lines if line.kind is OomKind.OOM_KILLER_ENABLED)
-    assert 300_000 <= release.paused_us < 600_000
+    assert 300_000 <= release.blocked_us < 600_000
     assert "no reply from an allocator" in release.reason
     assert len({(line.kind, line.time_ns) for line in lab.lines}) == len(lab.lines)
 
@@ -333,6 +333,6 @@ async def test_batches_carry_the_reserve(lab):
 
         def carried():
             batch: CfsBatch = lab.batches[-1]
-            return (batch.reserve_given_bytes, batch.reserve_used_bytes, batch.reserve_order_seq) == (100 * MIB, 0, 2)
+            return (batch.reserve_given_bytes, batch.reserve_used_bytes, batch.reserve_update_seq) == (100 * MIB, 0, 2)
 
         await until(carried, what="the reserve in a batch")

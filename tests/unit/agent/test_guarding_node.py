@@ -139,7 +139,7 @@ def test_a_paused_container_gets_the_reserve_that_comes(node, host):
     (reply,) = send(node, reserve_order(500 * MIB, seq=5), 9 * MS)
     assert not container.paused
     (line,) = node.events.take_events()
-    assert (line.kind, line.cause, line.paused_us) == (OomKind.GRANT, OomCause.ALLOCATOR_REPLY, 4000)
+    assert (line.kind, line.cause, line.blocked_us) == (OomKind.GRANT, OomCause.ALLOCATOR_REPLY, 4000)
     assert reply.reserve_used_bytes == (container.limit_bytes - 256 * MIB,)
     (row,) = reply_rows(reply).values()
     assert row["limit_bytes"] == container.limit_bytes

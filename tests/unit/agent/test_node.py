@@ -70,7 +70,8 @@ def test_raise_and_memory_are_written_at_once(node, host):
 
     assert host.containers[found.container_id].writes == [("memory", 96 << 20), ("quota", 30_000)]
     assert reply_rows(reply)[key] == {
-        "container": key, "quota_us": 30_000, "limit_bytes": 96 << 20, "order_seq": 1, "status": RowStatus.APPLIED,
+        "container": key, "quota_us": 30_000, "limit_bytes": 96 << 20, "limit_update_seq": 1,
+        "status": RowStatus.APPLIED,
     }  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def test_doubled_and_overtaken_orders_do_nothing(node, host):
     assert host.containers[found.container_id].writes == [("quota", 40_000)]
     for (reply,) in (doubled, overtaken):
         row = reply_rows(reply)[key]
-        assert (row["status"], row["quota_us"], row["order_seq"]) == (RowStatus.STALE_SEQ, 40_000, 5)
+        assert (row["status"], row["quota_us"], row["limit_update_seq"]) == (RowStatus.STALE_SEQ, 40_000, 5)
 
 
 def test_unchanged_value_is_not_written(node, host):
@@ -170,7 +171,9 @@ def test_fence_claims_the_application_and_answers_with_the_truth(node, host):
     (truth,) = send(node, update({}, epoch=2, seq=1))
     (old_owner,) = send(node, update({key: (90_000, 0)}, epoch=1, seq=10))
 
-    assert {name: (row["quota_us"], row["order_seq"]) for name, row in reply_rows(truth).items()} == {key: (30_000, 0)}
+    assert {name: (row["quota_us"], row["limit_update_seq"]) for name, row in reply_rows(truth).items()} == {
+        key: (30_000, 0)
+    }
     assert old_owner.stale_apps == ("shop",)
     assert reply_rows(old_owner)[key]["status"] == RowStatus.STALE_EPOCH
 
@@ -179,7 +182,7 @@ def test_order_for_another_incarnation_is_refused_as_a_whole(node, host):
     key = node.found(found := host.add("web", quota_us=20_000))
     (reply,) = send(node, update({key: (30_000, 0)}, incarnation=6))
 
-    assert "incarnation" in reply.refusal
+    assert "incarnation" in reply.rejection
     assert host.containers[found.container_id].writes == []
 
 
@@ -237,7 +240,7 @@ def test_reply_that_names_an_order_as_seen_tells_what_that_order_has_raised(node
     send(node, update({cut_key: (60_000, 0), raised_key: (30_000, 0)}, seq=2), PERIOD_NS)
 
     row = reply_rows(first[0])[raised_key]
-    assert (row["order_seq"], row["quota_us"]) == (2, 30_000)
+    assert (row["limit_update_seq"], row["quota_us"]) == (2, 30_000)
 
 
 def test_a_boundary_that_was_named_is_trusted_only_while_someone_names_it(node, host, monkeypatch):

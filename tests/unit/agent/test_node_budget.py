@@ -54,7 +54,7 @@ def test_a_raise_beyond_the_budget_is_carried_out_in_part_and_says_why(host):
     assert (row["status"], row["limit_bytes"], web_files.limit_bytes) == (RowStatus.NODE_BUDGET, 400 * MIB, 400 * MIB)
     assert row["quota_us"] == web_files.quota_us == 30_000, "processors are shared, not promised"
     assert reply.node_headroom_bytes == 0
-    assert reply.node_refusal == (
+    assert reply.node_budget_reason == (
         "the memory budget of node n1 is used up: limits and reserves of its containers add up to 900.0 MiB of "
         "1000.0 MiB that are allocatable"
     )
@@ -120,7 +120,7 @@ def test_a_reserve_is_given_as_far_as_the_node_has_room(host):
 
     assert reply.reserve_given_bytes == (200 * MIB,)
     assert host.reserve_store.read()["shop"].left_bytes == 200 * MIB
-    assert "add up to 300.0 MiB of 500.0 MiB" in reply.node_refusal
+    assert "add up to 300.0 MiB of 500.0 MiB" in reply.node_budget_reason
     (again,) = send(node, reserve_order(900 * MIB))  # doubled by the network
     assert again.reserve_given_bytes == (200 * MIB,)
 
@@ -149,7 +149,7 @@ def test_nothing_is_raised_or_granted_while_memory_available_is_too_low(host):
     (reply,) = send(node, update({web: (0, 400 * MIB)}, seq=3))
     assert reply_rows(reply)[web]["limit_bytes"] == 310 * MIB
     assert reply.node_headroom_bytes == 0
-    assert reply.node_refusal == (
+    assert reply.node_budget_reason == (
         "memory of node n1 runs out: MemAvailable is 99.0 MiB, nothing is raised below 100.0 MiB"
     )
     files.touch(295 * MIB)

@@ -30,9 +30,9 @@ def test_reserve_orders_count_once_and_in_order(node, host):
     send(node, reserve_order(10 * MIB, seq=6))
     (reply,) = send(node, reserve_order(30 * MIB, seq=7))
 
-    assert (reply.apps, reply.reserve_given_bytes, reply.reserve_order_seq) == (("shop",), (80 * MIB,), (7,))
+    assert (reply.apps, reply.reserve_given_bytes, reply.reserve_update_seq) == (("shop",), (80 * MIB,), (7,))
     (reply,) = send(node, reserve_order(50 * MIB, epoch=2, seq=1))
-    assert (reply.reserve_given_bytes, reply.reserve_order_seq) == ((50 * MIB,), (1,))
+    assert (reply.reserve_given_bytes, reply.reserve_update_seq) == ((50 * MIB,), (1,))
     (stale,) = send(node, reserve_order(500 * MIB, epoch=1, seq=99))
     assert (stale.stale_apps, stale.apps) == (("shop",), ())
     assert node.reserves.left_of("shop") == 50 * MIB
@@ -57,7 +57,7 @@ def test_the_reserve_is_void_when_the_last_container_has_gone_and_late_orders_to
 
     assert batch.reserve_given_bytes == batch.reserve_used_bytes == 100 * MIB
     assert reply.reserve_given_bytes == reply.reserve_used_bytes
-    assert reply.reserve_order_seq == (8,)
+    assert reply.reserve_update_seq == (8,)
     assert host.reserve_store.read()["shop"].left_bytes == 0
 
 
@@ -71,7 +71,7 @@ def test_a_restarted_agent_keeps_the_reserve_and_guards_on(node, host):
 
     assert not container.paused
     assert batch.reserve_given_bytes == 100 * MIB
-    assert batch.reserve_order_seq == 0
+    assert batch.reserve_update_seq == 0
     assert batch.rows()[0]["memory_limit_bytes"] - 256 * MIB == batch.reserve_used_bytes > 0
 
 

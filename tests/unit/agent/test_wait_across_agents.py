@@ -54,7 +54,7 @@ def test_the_next_agent_counts_on_from_where_the_one_before_began(node, host):
     again.sample(800 * MS, 1)
     assert waits_until(again, container, 800 * MS) <= 1000 * MS + POLL_NS
     release = next(line for line in again.events.take_events() if line.kind is OomKind.OOM_KILLER_ENABLED)
-    assert 1_000_000 <= release.paused_us <= 1_000_000 + POLL_NS // 1000
+    assert 1_000_000 <= release.blocked_us <= 1_000_000 + POLL_NS // 1000
 
 
 def test_the_next_agent_begins_to_count_where_nothing_was_noted(node, host):

@@ -125,7 +125,7 @@ def grow_as_far_as_it_goes(shop: Shop, node: str, container: str) -> tuple[int, 
         if row[0] == limit_mib:
             reply, updates = shop.ask(node, container, 50)
             shop.carry_out(updates)
-            refusal = reply.refusal
+            refusal = reply.denial
             if refusal:
                 break
     return row[0], refusal

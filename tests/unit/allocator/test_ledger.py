@@ -31,8 +31,10 @@ def order(rows, row, quota_us, seq):
     ledger.record_updates(rows, ints(row), (ints(quota_us), ints(0)), seq)
 
 
-def report(rows, row, quota_us, *, report_seq, order_seq, limit_bytes=1 << 20):
-    message = Report(ints(row), ints(report_seq), ints(quota_us), ints(limit_bytes), ints(order_seq), np.array([True]))
+def report(rows, row, quota_us, *, report_seq, limit_update_seq, limit_bytes=1 << 20):
+    message = Report(
+        ints(row), ints(report_seq), ints(quota_us), ints(limit_bytes), ints(limit_update_seq), np.array([True])
+    )
     ledger.ack(rows, message, 0)
 
 
@@ -45,7 +47,7 @@ def test_order_in_flight_counts_with_the_larger_value(rows):
 def test_cut_frees_room_only_once_it_is_reported(rows):
     order(rows, 0, 10_000, seq=1)
     before = ledger.committed(rows, CPU, NOT_VIRTUAL).tolist()
-    report(rows, 0, 10_000, report_seq=1, order_seq=1)
+    report(rows, 0, 10_000, report_seq=1, limit_update_seq=1)
 
     assert (before, ledger.committed(rows, CPU, NOT_VIRTUAL).tolist()) == ([40_000, 30_000], [10_000, 30_000])
 
@@ -53,11 +55,11 @@ def test_cut_frees_room_only_once_it_is_reported(rows):
 def test_out_of_order_raise_counts_until_the_newer_update_is_acknowledged(rows):
     order(rows, 0, 60_000, seq=1)
     order(rows, 0, 20_000, seq=2)
-    report(rows, 0, 40_000, report_seq=1, order_seq=0)
+    report(rows, 0, 40_000, report_seq=1, limit_update_seq=0)
 
     assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 60_000
 
-    report(rows, 0, 20_000, report_seq=2, order_seq=2)
+    report(rows, 0, 20_000, report_seq=2, limit_update_seq=2)
 
     assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 20_000
 
@@ -71,8 +73,8 @@ def test_ordered_value_that_is_not_sent_again_does_not_count(rows):
 
 
 def test_out_of_order_report_is_ignored(rows):
-    report(rows, 0, 50_000, report_seq=5, order_seq=0)
-    report(rows, 0, 10_000, report_seq=4, order_seq=0)
+    report(rows, 0, 50_000, report_seq=5, limit_update_seq=0)
+    report(rows, 0, 10_000, report_seq=4, limit_update_seq=0)
 
     assert rows.quota_us[0] == 50_000
 
@@ -81,7 +83,7 @@ def test_container_whose_first_order_arrived_though_its_reply_was_lost_is_counte
     """It was given up as unlimited and no longer admitted; the order acted all the same."""
     rows.quota_us[0] = rows.quota_ordered_us[0] = -1
     rows.admitted[0] = False
-    report(rows, 0, 14_000, report_seq=1, order_seq=0)
+    report(rows, 0, 14_000, report_seq=1, limit_update_seq=0)
 
     assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 14_000
 
@@ -104,13 +106,13 @@ def test_raises_share_scarce_room_in_proportion(rows):
 
 def test_externally_modified_value_is_adopted_after_five_reports(rows):
     for seq in range(1, 6):
-        report(rows, 0, 90_000, report_seq=seq, order_seq=0)
+        report(rows, 0, 90_000, report_seq=seq, limit_update_seq=0)
 
     assert rows.quota_ordered_us[0] == 90_000
     assert rows.admitted[0]
 
 
 def test_container_that_became_unlimited_must_be_admitted_again(rows):
-    report(rows, 0, -1, report_seq=1, order_seq=0)
+    report(rows, 0, -1, report_seq=1, limit_update_seq=0)
 
     assert not rows.admitted[0]

@@ -66,11 +66,11 @@ class Taker:
             self.seq += 1
             reply = LimitReply.build(
                 rows,
-                {"quota_us": [15_000] * count, "limit_bytes": [200 << 20] * count, "order_seq": [0] * count,
+                {"quota_us": [15_000] * count, "limit_bytes": [200 << 20] * count, "limit_update_seq": [0] * count,
                  "status": [0] * count},
                 node=node, incarnation=incarnation, report_seq=self.seq, epoch=fence.epoch, seq=fence.seq,
                 apps=fence.apps, reserve_given_bytes=(0,) * len(fence.apps), reserve_used_bytes=(0,) * len(fence.apps),
-                reserve_order_seq=(fence.seq,) * len(fence.apps), inventory_complete=complete,
+                reserve_update_seq=(fence.seq,) * len(fence.apps), inventory_complete=complete,
             )  # fmt: skip
             self.allocation.record_reply(reply, fence, self.step_time)
 
@@ -130,7 +130,7 @@ def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
     [fence] = taker.fences("b")
     taker.inventory.register("b", 2)
     reply = LimitReply.build(
-        [], {"quota_us": [], "limit_bytes": [], "order_seq": [], "status": []},
+        [], {"quota_us": [], "limit_bytes": [], "limit_update_seq": [], "status": []},
         node="b", incarnation=1, report_seq=1, epoch=EPOCH, seq=fence.seq,
     )  # fmt: skip
     taker.allocation.record_reply(reply, fence, taker.step_time)
@@ -144,9 +144,9 @@ def test_the_answer_of_a_dead_agent_says_nothing_although_it_is_still_registered
     taker.tell("b")
     taker.tell("b", incarnation=2, complete=False)
     reply = LimitReply.build(
-        ["b-0"], {"quota_us": [15_000], "limit_bytes": [200 << 20], "order_seq": [0], "status": [0]},
+        ["b-0"], {"quota_us": [15_000], "limit_bytes": [200 << 20], "limit_update_seq": [0], "status": [0]},
         node="b", incarnation=1, report_seq=2, epoch=EPOCH, seq=fence.seq, apps=fence.apps,
-        reserve_given_bytes=(0,), reserve_used_bytes=(0,), reserve_order_seq=(0,),
+        reserve_given_bytes=(0,), reserve_used_bytes=(0,), reserve_update_seq=(0,),
     )  # fmt: skip
     taker.allocation.record_reply(reply, fence, taker.step_time)
 

@@ -147,7 +147,7 @@ def test_a_request_is_filled_from_what_is_free(shop):
     reply, updates = shop.ask("n1", "a-1", 150)
     shop.carry_out(updates)
 
-    assert (reply.granted_bytes // MIB, reply.refusal) == (150, "")
+    assert (reply.granted_bytes // MIB, reply.denial) == (150, "")
     assert shop.given_mib() == {"n1": 250, "n2": 100}
 
 
@@ -164,11 +164,11 @@ def test_what_others_have_in_reserve_and_as_slack_follows_when_they_have_given_i
 def test_asking_again_while_the_order_is_under_way_is_not_refused(shop):
     _, lost = shop.ask("n1", "a-1", 500)
     again, _ = shop.ask("n1", "a-1", 500)
-    assert (lost[0].reserve_given_bytes, again.granted_bytes, again.refusal) == ((600 * MIB,), 0, "")
+    assert (lost[0].reserve_given_bytes, again.granted_bytes, again.denial) == ((600 * MIB,), 0, "")
 
     shop.now_ns += SECOND_NS // 4
     third, updates = shop.ask("n1", "a-1", 500)
-    assert third.refusal == ""
+    assert third.denial == ""
     assert [update.reserve_given_bytes for update in updates if update.node == "n1"] == [(600 * MIB,)], "sent again"
 
 
@@ -176,7 +176,7 @@ def test_nothing_left_is_said_with_figures(full):
     reply, updates = full.ask("n1", "a-1", 50)
 
     assert updates == ()
-    assert reply.refusal == "shop may use 1000 MiB: its 2 containers hold 1000 MiB and use it, 0 MiB are reserves"
+    assert reply.denial == "shop may use 1000 MiB: its 2 containers hold 1000 MiB and use it, 0 MiB are reserves"
 
 
 def test_capacity_of_pending_containers_is_granted_to_a_request():
@@ -189,7 +189,7 @@ def test_capacity_of_pending_containers_is_granted_to_a_request():
     reply, updates = made.ask("n1", "a-1", 50)
     made.carry_out(updates)
 
-    assert (reply.refusal, made.given_mib()) == ("", {"n1": 50})
+    assert (reply.denial, made.given_mib()) == ("", {"n1": 50})
 
 
 def test_page_cache_of_others_is_taken_before_a_task_dies(full):
@@ -198,7 +198,7 @@ def test_page_cache_of_others_is_taken_before_a_task_dies(full):
     reply, updates = full.ask("n1", "a-1", 50)
     full.carry_out(updates)
 
-    assert (reply.refusal, full.rows["n1"]["b-1"][0]) == ("", 450)
+    assert (reply.denial, full.rows["n1"]["b-1"][0]) == ("", 450)
     assert full.given_mib() == {"n1": 50}
 
 
@@ -206,7 +206,7 @@ def test_a_request_to_a_replica_that_is_not_the_owner_is_neither_granted_nor_ref
     shop.allocation.release("shop")
     reply, updates = shop.ask("n1", "a-1", 50)
 
-    assert (reply.epoch, reply.granted_bytes, reply.refusal, updates) == (0, 0, "", ())
+    assert (reply.epoch, reply.granted_bytes, reply.denial, updates) == (0, 0, "", ())
 
 
 def test_limits_and_reserves_and_the_rest_are_the_whole(shop):

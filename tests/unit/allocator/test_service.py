@@ -82,7 +82,7 @@ async def test_either_answers_for_all(pair):
         owners = {allocator._membership.id: held for allocator, held in zip(pair.allocators, pair.held, strict=True)}
         assert {state.spec.name for state in reply.apps} == set(NAMES)
         assert all(owners[state.owner][state.spec.name] == state.epoch for state in reply.apps)
-        assert all(state.cpu_held_us + state.cpu_free_us == state.spec.cpu_limit_us for state in reply.apps)
+        assert all(state.cpu_committed_us + state.cpu_free_us == state.spec.cpu_limit_us for state in reply.apps)
         for app in NAMES:
             one = await allocator_state(pair.bus, app)
             assert [state.spec.name for state in one.apps] == [app]
@@ -125,7 +125,7 @@ async def test_memory_requests_are_answered_by_the_owner_alone(pair):
         assert isinstance(reply, MemoryReply)
         epochs = [held[app] for held in pair.held if app in held]
         assert [reply.epoch] == epochs
-        assert not reply.refusal, "it does not know the node yet: the agent asks again"
+        assert not reply.denial, "it does not know the node yet: the agent asks again"
     assert [allocator.memory_requests for allocator in pair.allocators] == [len(held) for held in pair.held]
 
 
@@ -228,5 +228,5 @@ async def test_one_that_stops_leaves_its_share_at_once(pair):
 def memory_request(app: str) -> MemoryRequest:
     return MemoryRequest(
         app=app, node="n1", incarnation=1, container="c1", wanted_bytes=MIB, usage_bytes=MIB, limit_bytes=2 * MIB,
-        paused=False, time_ns=0,
+        tasks_blocked=False, time_ns=0,
     )  # fmt: skip

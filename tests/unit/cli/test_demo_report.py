@@ -71,7 +71,7 @@ def test_kills_are_summed_over_restarts_and_never_fewer_than_seen() -> None:
 def test_what_the_memory_guard_did_is_in_the_report() -> None:
     recording = recorded()
     recording.add_oom_event(oom_event(app="demo"))
-    recording.add_oom_event(oom_event(OomKind.OOM_WAIT, 1, app="demo", paused_us=900))
+    recording.add_oom_event(oom_event(OomKind.OOM_WAIT, 1, app="demo", blocked_us=900))
     recording.add_container_event(drift(app="demo"))
     report = build_report(recording, FACTS)
 

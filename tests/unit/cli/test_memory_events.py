@@ -17,10 +17,10 @@ def test_a_tally_counts_each_kind_and_keeps_the_longest_wait() -> None:
     tally = MemoryCounters()
     for event in (
         oom_event(OomKind.NEAR_LIMIT),
-        oom_event(OomKind.GRANT, latency_us=120, paused_us=700),
+        oom_event(OomKind.GRANT, latency_us=120, blocked_us=700),
         oom_event(OomKind.GRANT, latency_us=90),
         oom_event(OomKind.OOM_WAIT),
-        oom_event(OomKind.GRANT_DENIED, paused_us=3_000),
+        oom_event(OomKind.GRANT_DENIED, blocked_us=3_000),
         oom_event(OomKind.OOM_KILLER_ENABLED),
         oom_event(OomKind.KILL),
         oom_event(OomKind.LIMIT_HITS, limit_hits=40),
@@ -50,7 +50,7 @@ def test_nothing_is_said_of_nothing() -> None:
             "blocked at its limit: usage 100 MiB: tasks wait",
         ),
         (
-            oom_event(latency_us=1_200, paused_us=850),
+            oom_event(latency_us=1_200, blocked_us=850),
             "granted 32 MiB in 1.2 ms (100 MiB → 132 MiB) after a wait of 850 us",
         ),
         (oom_event(cause=OomCause.WATCHDOG), "granted 32 MiB (100 MiB → 132 MiB) by the watchdog"),
@@ -60,7 +60,7 @@ def test_nothing_is_said_of_nothing() -> None:
             "denied more than 100 MiB: 0 of 512 MiB are free",
         ),
         (
-            oom_event(OomKind.OOM_KILLER_ENABLED, paused_us=2_000_000, cause=OomCause.DEADLINE),
+            oom_event(OomKind.OOM_KILLER_ENABLED, blocked_us=2_000_000, cause=OomCause.DEADLINE),
             "OOM killer enabled with 95 MiB of 100 MiB after a wait of 2 s at the deadline",
         ),
         (

@@ -99,7 +99,7 @@ def test_an_observers_question_goes_to_the_account_that_answers() -> None:
 
 def test_what_services_answer_to_hosts_is_no_message_that_hosts_hear() -> None:
     """A host may name any subject of its account as the reply subject: another host would hear the answer there."""
-    answer = encode(MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, refusal=""))
+    answer = encode(MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, denial=""))
     heard = [channel for channel in CHANNELS if may_hear(concrete(channel.template), *HOSTS)]
     asked = [channel for channel in CHANNELS if channel.reply and may_publish(concrete(channel.template), *HOSTS)]
 

@@ -32,9 +32,9 @@ OPERATION = TcOperation(
 
 def state(*paths, problems=()):
     return NetworkStateReply(
-        node="n1", incarnation=1, offload="prefer", passes=1, writes=4, last_pass_age_s=0.1, ports=("rep0",),
-        encapsulation_device="vxenc0", vteps=("10.255.0.2",), macs=1, installed=1, in_hw=0, not_in_hw=1, foreign=0,
-        paths=paths, problems=problems,
+        node="n1", incarnation=1, offload="prefer", full_reconciles=1, writes=4, last_reconcile_age_s=0.1,
+        ports=("rep0",), encapsulation_device="vxenc0", vteps=("10.255.0.2",), macs=1, installed=1, in_hw=0,
+        not_in_hw=1, unmanaged=0, paths=paths, problems=problems,
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_rules(command):
 
 
 def test_a_difference_is_an_exit_code(command):
-    right = DiffReply(node="n1", desired=1, installed=1, foreign=0, operations=(), total=0)
+    right = DiffReply(node="n1", desired=1, installed=1, unmanaged=0, operations=(), total=0)
     assert command("_query_diff", right, "rules", "n1", "--diff").exit_code == 0
 
     wrong = right.model_copy(update={"installed": 0, "operations": (OPERATION,), "total": 1, "problem": "no vxenc0"})

@@ -16,7 +16,7 @@ const ITEM_BYTES: Record<ElementType, number> = { i8: 8, i4: 4, u2: 2, u1: 1, f8
 const COLUMNS: Record<string, Record<string, ElementType>> = {
   "turnbuckle.cfs.v1.CfsBatch": {
     periods: "u2", quota_us: "i8", used_us: "i4", unused_us: "i4", throttled: "u2", throttled_us: "i4",
-    memory_usage_bytes: "i8", memory_reclaimable_bytes: "i8", memory_limit_bytes: "i8", order_seq: "i8",
+    memory_usage_bytes: "i8", memory_reclaimable_bytes: "i8", memory_limit_bytes: "i8", limit_update_seq: "i8",
     oom_kills: "i4", flags: "u1",
   },
   "turnbuckle.limits.v1.LimitDecisions": {

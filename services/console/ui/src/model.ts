@@ -240,8 +240,8 @@ export class Model {
   private seed(states: AppState[]): void {
     for (const state of states) {
       const app = this.announce(state.spec);
-      app.cpuHeldUs = state.cpu_held_us;
-      app.memoryHeldBytes = state.memory_held_bytes;
+      app.cpuHeldUs = state.cpu_committed_us;
+      app.memoryHeldBytes = state.memory_committed_bytes;
       app.memoryReservedBytes = state.memory_reserved_bytes;
       app.owner = state.owner || app.owner;
     }

@@ -116,7 +116,7 @@ function pathsOf(network: NetworkState): HTMLElement {
 function rulesOf(rules: Rules): HTMLElement {
   const rows = rules.rules.slice(0, RULES_SHOWN).map((rule) => {
     const place = rule.in_hw === null ? "" : rule.in_hw ? "in hardware" : "in software";
-    return cells([rule.device, rule.mac, rule.vtep, rule.vni ? String(rule.vni) : "", place, rule.ours ? rule.note : `unmanaged ${rule.note}`]);
+    return cells([rule.device, rule.mac, rule.vtep, rule.vni ? String(rule.vni) : "", place, rule.managed ? rule.note : `unmanaged ${rule.note}`]);
   });
   const more = rules.total > rows.length ? h("p", { class: "note" }, `${rows.length} of ${rules.total}; turnbuckle rules ${rules.node} lists all`) : "";
   return h("div", {}, table(`Rules of ${rules.node}`, ["device", "MAC", "VTEP", "VNI", "where", "note"], rows), more);
@@ -124,7 +124,7 @@ function rulesOf(rules: Rules): HTMLElement {
 
 function factsOf(network: NetworkState): string {
   const rules = network.installed === 0 ? "no rules" : `${count(network.installed, "rule")}, ${network.in_hw} in hardware`;
-  const others = network.foreign > 0 ? ` · ${count(network.foreign, "unmanaged rule")}` : "";
+  const others = network.unmanaged > 0 ? ` · ${count(network.unmanaged, "unmanaged rule")}` : "";
   return `${rules} · ${count(network.macs, "MAC")} behind ${count(network.vteps.length, "VTEP")} · ${count(network.writes, "write")} · offload ${network.offload}${others}`;
 }
 
@@ -144,7 +144,7 @@ export class NetworkView {
     if (nowMs - this.drawnMs < REDRAW_MS) return;
     this.drawnMs = nowMs;
     const networks = [...model.networks.values()].sort((one, other) => one.node.localeCompare(other.node));
-    const lasting = networks.map((network) => ({ ...network, last_pass_age_s: 0, passes: 0 }));
+    const lasting = networks.map((network) => ({ ...network, last_reconcile_age_s: 0, full_reconciles: 0 }));
     const troubles = [...model.troubles].filter(([about]) => about.startsWith("network/") || about.startsWith("rules/"));
     const known = [...model.uplinks].map(([node, names]) => [node, ...names]);
     const now = JSON.stringify([lasting, [...model.rules], troubles, known, NARROW.matches]);

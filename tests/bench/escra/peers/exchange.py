@@ -199,7 +199,7 @@ class ExchangedAllocation(AllocationCycle):
         if self.exchanged.guards_memory or not (epoch := self.epoch_of(request.app)):
             return super().request_memory(request, time)
         refusal = f"policy {self.exchanged.spec.name if self.exchanged.spec else '?'} grants no memory on request"
-        reply = MemoryReply(app=request.app, epoch=epoch, granted_bytes=0, reclaiming_bytes=0, refusal=refusal)
+        reply = MemoryReply(app=request.app, epoch=epoch, granted_bytes=0, reclaiming_bytes=0, denial=refusal)
         return reply, Outcome()
 
 

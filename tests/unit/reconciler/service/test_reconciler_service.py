@@ -255,12 +255,12 @@ async def test_queries(lab):
         state = await lab.ask(RECONCILER_STATE, NetworkStateRequest())
         assert isinstance(state, NetworkStateReply)
         assert (state.ports, state.vteps, state.macs) == (("rep0",), (VTEP, OTHER), 2)
-        assert (state.installed, state.foreign, state.problems) == (2, 0, ())
+        assert (state.installed, state.unmanaged, state.problems) == (2, 0, ())
 
         rules = await lab.ask(RECONCILER_RULES, RulesRequest(limit=1, offset=1))
         assert isinstance(rules, RulesReply)
         assert rules.total == 2
-        assert [(rule.device, rule.mac, rule.vtep, rule.ours) for rule in rules.rules] == [
+        assert [(rule.device, rule.mac, rule.vtep, rule.managed) for rule in rules.rules] == [
             ("rep0", mac(2), OTHER, True)
         ]
         assert (await lab.ask(RECONCILER_RULES, RulesRequest(device="eth9"))).total == 0
