@@ -107,7 +107,8 @@ def stored(path: Path, digest: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     part: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    part["model"] = RENAMED.get(part["model"], part["model"])
+    if part.get("model") in RENAMED:
+        part["model"] = RENAMED[part["model"]]
     return part if part["digest"] == digest else None
 
 
