@@ -147,6 +147,15 @@ def test_nobody_is_granted_more_than_the_greatest_limit_of_a_container(v1):
 def test_reclaim_that_goes_in_circles_at_the_limit_is_granted_but_never_released(v1, refusals, monkeypatch):
     """Seen once under load: a task that thrashed, so that the kernel never said under_oom, was left alone for ever."""
     monkeypatch.setattr(watchdog_group, "THRASHING_S", 0.05)
+    is_thrashing, found = watchdog_group.Group.is_thrashing, threading.Event()
+
+    def noted(group, memory, now_s):
+        thrashes = is_thrashing(group, memory, now_s)
+        if thrashes:
+            found.set()
+        return thrashes
+
+    monkeypatch.setattr(watchdog_group.Group, "is_thrashing", noted)
     v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
     v1.kernel.set("memory.stat", f"total_inactive_file {20 * MIB}")
     v1.kernel.set("memory.failcnt", "7")
@@ -154,6 +163,7 @@ def test_reclaim_that_goes_in_circles_at_the_limit_is_granted_but_never_released
     assert stays_so(lambda: v1.kernel.writes == [], 4 * v1.deadline_s)
     if refusals:
         v1.kernel.set("memory.failcnt", "8")
+        wait_until(found.is_set, what="the refusal seen while there is no reserve")
     assert stays_so(lambda: v1.kernel.writes == [], 2 * v1.deadline_s), "there is no reserve, and nobody to be killed"
     v1.book.give(APP, 32 * MIB)
     assert stays_so(lambda: v1.kernel.writes == [], 2 * v1.deadline_s)
