@@ -21,7 +21,7 @@ from tests.support.compose_load import bridge_address
 
 pytestmark = [pytest.mark.root, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 CONTAINERS = 100
-MOST_BYTES = 80 * 10**6
+MOST_BYTES = 90 * 10**6
 SERVICES = ("nats", "agent", "allocator")
 PERIODS = 200
 """Sampled before it is looked at: 20 s."""
