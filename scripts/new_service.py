@@ -52,7 +52,7 @@ _PURE: Final = ' "services.$name.core",'
 _COMPOSE: Final = """
   $name:
     <<: *service
-    image: turnbuckle-$name:${open}TURNBUCKLE_VERSION:-0.1.0}
+    image: turnbuckle-$name:$${TURNBUCKLE_VERSION:-0.1.0}
     build:
       context: ..
       dockerfile: compose/Dockerfile
@@ -115,7 +115,7 @@ def skeleton(name: str, summary: str) -> dict[Path, str]:
     """
     _check(name, summary)
     words = {"name": name, "Name": name.capitalize(), "NAME": name.upper()}
-    words |= {"summary": summary, "Summary": summary[0].upper() + summary[1:], "open": "${"}
+    words |= {"summary": summary, "Summary": summary[0].upper() + summary[1:]}
 
     files = {
         ROOT / str(path.relative_to(TEMPLATE)).replace("NAME", name).removesuffix(".txt"): path.read_text("utf-8")

@@ -117,7 +117,7 @@ class Reconciler:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, loop.trigger, "signal")
         await self._try_register()
         self._runtime.spawn(loop.run(), name="loop")
-        self._runtime.spawn(self._poll_outbox(), name="teller")
+        self._runtime.spawn(self._poll_outbox(), name="event outbox")
         self._runtime.spawn(self._send_heartbeats(), name="heartbeat")
         self._log.info(
             "reconciler_started",

@@ -184,7 +184,7 @@ _EXPECTED: Final = {
     "string_type": "text",
     "tuple_type": "a list",
 }
-"""Pydantic's error types in the words of somebody who writes YAML."""
+"""Pydantic's error types in YAML's terms."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -20,8 +20,6 @@ from schemas.jobs import MAX_NAME_CHARACTERS, JobRecord, Price
 FORMAT: Final = 1
 _DIGEST_CHARACTERS: Final = 16
 _SKYPILOT_COLUMNS: Final = ("InstanceType", "vCPUs", "MemoryGiB", "AcceleratorName", "Region", "Price", "SpotPrice")
-RECORDED: Final = "recorded"
-"""Source of prices taken from records, for machines in no snapshot."""
 
 
 class BadCatalogueError(ValueError):

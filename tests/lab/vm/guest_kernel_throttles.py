@@ -58,7 +58,7 @@ def main() -> None:
     for group in (calm, busy, inner, outer):
         group.remove()
     assert loader.close() == 0
-    assert not rings(ring, 0.2), "the loader has ended: nobody rings"
+    assert not rings(ring, 0.2), "no record after the loader has ended"
     ring.close()
 
 
