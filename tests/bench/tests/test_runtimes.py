@@ -1,0 +1,70 @@
+"""Probes of runtimes: the newest line is what counts, and a case without a change says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.runtimes import cases
+from tests.bench.runtimes.cases import Limits, Probe, write_limits
+from tests.bench.runtimes.run import table
+
+
+def _probe(tmp_path: Path, script: str) -> Probe:
+    return Probe((), ("sh", "-c", script, "sh", str(tmp_path / "go-on")), {})
+
+
+def test_a_change_is_seen_once_the_probe_prints_it(tmp_path: Path) -> None:
+    (tmp_path / "go-on").touch()
+    line = """if [ -e "$1" ]; then echo '{"processors": 1}'; else echo '{"processors": 4}'; fi"""
+    probe = _probe(tmp_path, f"while true; do {line}; sleep 0.05; done")
+    try:
+        before = probe.first()
+        assert before == {"processors": 1}
+        (tmp_path / "go-on").unlink()
+        after, seconds = probe.after_change(before)
+        assert after == {"processors": 4}
+        assert seconds is not None
+    finally:
+        probe.end()
+
+
+def test_a_runtime_that_does_not_follow_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "SETTLED_S", 0.3)
+    probe = _probe(tmp_path, "while true; do echo '{\"processors\": 2}'; sleep 0.05; done")
+    try:
+        assert probe.after_change(probe.first()) == ({"processors": 2}, None)
+    finally:
+        probe.end()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_limits_are_written_as_the_version_has_them(tmp_path: Path, version: int) -> None:
+    directories = (tmp_path,) if version == 2 else (tmp_path / "cpu", tmp_path / "memory")
+    for directory in directories:
+        directory.mkdir(exist_ok=True)
+    write_limits(directories, Limits(0.3, 256))
+    written = {
+        file.name: file.read_text() for directory in directories for file in directory.iterdir() if file.is_file()
+    }
+    if version == 2:
+        assert written == {"cpu.max": "30000 100000", "memory.max": str(256 << 20)}
+    else:
+        assert written == {
+            "cpu.cfs_period_us": "100000",
+            "cpu.cfs_quota_us": "30000",
+            "memory.limit_in_bytes": str(256 << 20),
+        }
+
+
+def test_the_table_names_no_heap_limit_and_no_change() -> None:
+    row = {
+        "case": "Go",
+        "limits": "4 cores",
+        "followed_after_s": None,
+        "processors": 4,
+        "heap_limit_bytes": (1 << 63) - 1,
+    }
+    text = table({"versions": {"java": "J", "go": "G"}, "parts": [{"cores": 8, "emulated": True, "rows": [row]}]})
+    assert text.splitlines()[-1].split() == ["Go", "4", "cores", "4", "none", "-", "-", "-"]
