@@ -1,0 +1,1 @@
+"""The kubeoperator: announces the applications that a Kubernetes cluster declares."""

@@ -1,0 +1,1 @@
+"""Decisions of the kubeoperator: objects of Kubernetes in, declarations and status out."""
