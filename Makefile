@@ -12,7 +12,7 @@ export PYTHON
 BIN := .venv/bin
 ANYWHERE := tests/integration tests/contract tests/unit tests/bench/tests
 ON_ALL_CORES := --numprocesses auto --dist loadfile --no-loadscope-reorder
-FRESH := tests/unit/schemas/test_schema_snapshots.py tests/unit/test_docs_fresh.py tests/unit/test_dashboards.py
+FRESH := tests/unit/schemas/test_schema_snapshots.py tests/unit/test_docs_fresh.py tests/unit/test_dashboards.py tests/unit/test_figures.py
 STAMP_RUN := .venv/installed-run
 STAMP_DEV := .venv/installed-dev
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/make_venv.sh
@@ -21,7 +21,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -40,7 +40,7 @@ test: $(STAMP_DEV)  ## Every test that needs no root and no daemon but nats-serv
 test-deep: $(STAMP_DEV)  ## The property tests among them with five times as many examples (ARGS=tests/unit/policy: only these)
 	$(BIN)/python -m pytest -m "hypothesis and not host" --hypothesis-profile deep --numprocesses auto $(or $(ARGS),$(ANYWHERE))
 
-test-host: $(STAMP_DEV)  ## As root: control groups, Docker, namespaces, whole systems, compose, emulated machines (1 hour)
+test-host: $(STAMP_DEV)  ## As root: control groups, Docker, namespaces, whole systems, compose, emulated machines (half an hour or more)
 	scripts/run_host_tests.sh $(ARGS)
 
 test-vm: $(STAMP_DEV)  ## Of test-host, what runs in emulated machines: control groups of version 2, tc rules, soft-RoCE (10 minutes)
@@ -73,9 +73,11 @@ format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, tables in READMEs and security.md, dashboards
+docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, tables in READMEs and docs, figures, dashboards, Helm chart
 	$(BIN)/python -m scripts.generate_docs
+	$(BIN)/python -m scripts.generate_figures
 	$(BIN)/python -m scripts.generate_dashboards
+	$(BIN)/python -m scripts.generate_chart
 
 asyncapi-page:  ## Build docs/asyncapi.html anew (needs node)
 	@scripts/build_asyncapi_page.sh
@@ -86,7 +88,7 @@ console:  ## Build the console's page anew (needs node): services/console/static
 snapshots: $(STAMP_DEV)  ## Write the schema snapshots; refuses a breaking change (ARGS=--allow-breaking)
 	$(BIN)/python -m scripts.schema_snapshots $(ARGS)
 
-bench-scale: $(STAMP_DEV)  ## CPU, memory and bytes per container from 10 to 10,000 and more of them (12 minutes; --quick: 1)
+bench-scale: $(STAMP_DEV)  ## CPU, memory and bytes per container from 10 to 10,000 and more of them (12 minutes; --quick: 1; --polls: usage readings between samples)
 	$(BIN)/python -m tests.bench.scale $(ARGS)
 
 bench-latency: $(STAMP_DEV)  ## From a sample to the quota in the kernel, by scheduling (5 minutes; --quick: half a one)
@@ -109,7 +111,7 @@ bench-escra-quick: $(STAMP_DEV)  ## The same with one application and one load (
 	$(BIN)/python -m tests.bench.escra.image.build
 	$(BIN)/python -m tests.bench.escra.run --quick $(ARGS)
 
-bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)
+bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2; --idle SECONDS: after so long)
 	$(BIN)/python -m tests.bench.memory $(ARGS)
 
 bench-thorn: $(STAMP_DEV)  ## Outages of the dual-ToR lab, with and without BFD and fast path (about 75 minutes; --quick: 3)
@@ -126,6 +128,9 @@ bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, 
 
 bench-advisor: $(STAMP_DEV)  ## Predictions and choices of the advisor's models on left-out applications (hours; --quick: minutes)
 	$(BIN)/python -m tests.bench.advisor $(ARGS)
+
+bench-runtimes: $(STAMP_DEV)  ## What Java and Go programs see of limits that move (10 minutes, needs a JDK and Go; --quick: 2)
+	$(BIN)/python -m tests.bench.runtimes.run $(ARGS)
 
 fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; ARGS="--seed 7 --count 20000")
 	$(BIN)/python -m tests.fuzz.message_fuzzer $(ARGS)

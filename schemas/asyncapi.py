@@ -23,12 +23,24 @@ from schemas.asyncapi_examples import examples
 from schemas.asyncapi_words import members
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
 from schemas.containers import NodeInfo
+from schemas.kubeoperator import PodSelectors
 from schemas.leases import Lease
 from schemas.message import Message
 from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery, Endpoint
-from schemas.streams import APPS, BUCKETS, LEASES, NODES, OBJECT_STORES, RECONCILERS, STREAMS, BucketSpec, StreamSpec
+from schemas.streams import (
+    APPS,
+    BUCKETS,
+    LEASES,
+    NODES,
+    OBJECT_STORES,
+    POD_SELECTORS,
+    RECONCILERS,
+    STREAMS,
+    BucketSpec,
+    StreamSpec,
+)
 from schemas.subjects import SubjectTemplate
 
 Document = dict[str, Any]
@@ -40,6 +52,7 @@ SCHEMA_REF: Final = "#/components/schemas/{model}"
 _INBOX: Final = "The requester's inbox, taken from the request's reply subject."
 BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {
     APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo, RECONCILERS.name: ReconcilerInfo,
+    POD_SELECTORS.name: PodSelectors,
 }  # fmt: skip
 
 _DESCRIPTION: Final = """\

@@ -12,6 +12,13 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
 from schemas.jobs import Configuration, CostKind, JobRecord, JobState, Price, TaskFeatures
+from schemas.kubeoperator import (
+    DeclaredApplication,
+    KubeoperatorStateReply,
+    KubeoperatorStateRequest,
+    PodSelector,
+    PodSelectors,
+)
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ColumnType, Message
@@ -152,6 +159,9 @@ _LIMITS: Final[tuple[Message, ...]] = (
 )  # fmt: skip
 
 _QUERIES: Final[tuple[Message, ...]] = (
+    PodSelectors(selectors=(PodSelector(app="shop.web", namespace="shop", declared_by="Application shop/web"),)),
+    KubeoperatorStateRequest(),
+    KubeoperatorStateReply(applications=(DeclaredApplication(declared_by="Application shop/web", app="shop.web"),)),
     StateRequest(app=_APP),
     StateReply(
         epoch=4, steps=81_233, superseded=False, replica="allocator-1",

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
+from schemas.kubeoperator import PodSelectors
 from schemas.leases import Lease
 from schemas.message import ColumnarMessage, Message
 from schemas.network import ReconcilerInfo
@@ -22,7 +23,7 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 TYPE_KEY: Final = "type"
 VERSION_KEY: Final = "schema_version"
 
-_ON_NO_CHANNEL: Final = (AppSpec, Lease, NodeInfo, QueryError, ReconcilerInfo)
+_ON_NO_CHANNEL: Final = (AppSpec, Lease, NodeInfo, PodSelectors, QueryError, ReconcilerInfo)
 """Values of KV buckets, and the reply to a failed request."""
 
 

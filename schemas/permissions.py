@@ -22,8 +22,10 @@ from schemas.registry import (
     ALLOCATOR_STATE,
     CHANNELS,
     ENDPOINTS,
+    KUBEOPERATOR_STATE,
     Channel,
     Delivery,
+    Endpoint,
 )
 from schemas.streams import (
     APPS,
@@ -34,6 +36,7 @@ from schemas.streams import (
     NODES,
     OBJECT_STORES,
     OOM_STREAM,
+    POD_SELECTORS,
     RECONCILERS,
     ROUTE_STREAM,
     RUN_STREAM,
@@ -72,6 +75,8 @@ class Role(StrEnum):
     FAST_PATH = "fast_path"
     COLLECTOR = "collector"
     ADVISOR = "advisor"
+    KUBEOPERATOR = "kubeoperator"
+    """Announces and withdraws the applications that a Kubernetes cluster declares."""
     OPERATOR = "operator"
     """A person who announces applications: all rights but limit updates and messages of services."""
     OBSERVER = "observer"
@@ -80,7 +85,7 @@ class Role(StrEnum):
 
 NODE_ROLES: Final = (Role.AGENT, Role.RECONCILER, Role.FAST_PATH)
 """One user per host: it may only use subjects with its own node name."""
-CENTRAL_ROLES: Final = (Role.ALLOCATOR, Role.COLLECTOR, Role.ADVISOR)
+CENTRAL_ROLES: Final = (Role.ALLOCATOR, Role.COLLECTOR, Role.ADVISOR, Role.KUBEOPERATOR)
 """May create the streams and buckets that they use."""
 PEOPLE: Final = (Role.OPERATOR, Role.OBSERVER)
 
@@ -88,6 +93,7 @@ READ_ONLY: Final = (
     ALLOCATOR_STATE.template,
     ALLOCATOR_EXPLAIN.template,
     ADVISOR_EXPLAIN.template,
+    KUBEOPERATOR_STATE.template,
     RECONCILER_STATE,
     RECONCILER_DIFF,
     RECONCILER_RULES,
@@ -111,10 +117,17 @@ class _BucketUse(NamedTuple):
 
 
 _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
-    APPS: _BucketUse(readers=(Role.AGENT,), watchers=(Role.ALLOCATOR,)),
+    APPS: _BucketUse(
+        writers=(Role.KUBEOPERATOR,),
+        readers=(Role.AGENT, Role.KUBEOPERATOR),
+        watchers=(Role.ALLOCATOR,),
+    ),
     LEASES: _BucketUse(writers=(Role.ALLOCATOR,), watchers=(Role.ALLOCATOR,)),
     NODES: _BucketUse(own_key=(Role.AGENT,), readers=(Role.AGENT,), watchers=(Role.ALLOCATOR,)),
     RECONCILERS: _BucketUse(own_key=(Role.RECONCILER,), readers=(Role.RECONCILER,), makers=(Role.ALLOCATOR,)),
+    POD_SELECTORS: _BucketUse(
+        writers=(Role.KUBEOPERATOR,), readers=(Role.AGENT, Role.KUBEOPERATOR), makers=(Role.ALLOCATOR,)
+    ),
 }
 _STORE_USES: Final[dict[ObjectStoreSpec, tuple[Role, ...]]] = {MODELS: (Role.ADVISOR,)}
 _MADE_FOR_HOSTS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ALLOCATOR: (OOM_STREAM, ROUTE_STREAM, TC_STREAM)}
@@ -123,6 +136,8 @@ _REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ADVISOR: (RUN_STREAM
 """Streams read through a consumer. Their writers are central services, see above."""
 _FROM_ALL_NODES: Final = (ROUTE_EVENTS,)
 """Events of all hosts that a host's service subscribes to, without a right to their stream."""
+_ASKS: Final[dict[Role, tuple[Endpoint, ...]]] = {Role.KUBEOPERATOR: (ALLOCATOR_STATE,)}
+"""Queries of services to others."""
 _LOOKS_UP: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.COLLECTOR: (RUN_STREAM, JOB_STREAM)}
 """Streams whose writer reads single events."""
 
@@ -226,7 +241,8 @@ def _messages_out(identity: Identity, root: str) -> Iterator[str]:
         if _sends(role, channel):
             yield _subject(identity, channel.template, root)
     for endpoint in ENDPOINTS:
-        if role is Role.OPERATOR or (role is Role.OBSERVER and endpoint.template in READ_ONLY):
+        asks = endpoint in _ASKS.get(role, ())
+        if asks or role is Role.OPERATOR or (role is Role.OBSERVER and endpoint.template in READ_ONLY):
             yield _subject(identity, endpoint.template, root)
     if role in PEOPLE:
         yield from (f"$SRV.{verb}{names}" for verb in ("PING", "INFO", "STATS") for names in ("", ".*", ".*.*"))

@@ -9,6 +9,7 @@ from typing import Final
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent
 from schemas.jobs import JobRecord
+from schemas.kubeoperator import KubeoperatorStateReply, KubeoperatorStateRequest
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.network import (
@@ -114,7 +115,7 @@ CHANNELS: Final = (
         "limit changes decided for one application, with reasons and pools",
     ),
     Channel(
-        CONTAINER_EVENTS, ContainerEvent, Delivery.JETSTREAM, ("agent", "allocator"), ("cli",),
+        CONTAINER_EVENTS, ContainerEvent, Delivery.JETSTREAM, ("agent", "allocator"), ("cli", "kubeoperator"),
         "a container started, exited, was released, rejected or refused, or its limits were modified externally",
     ),
     Channel(
@@ -126,11 +127,11 @@ CHANNELS: Final = (
         "a node's reserve for an application runs out: its owner refills it or says why not", reply=MemoryReply,
     ),
     Channel(
-        OOM_EVENTS, OomEvent, Delivery.JETSTREAM, ("agent",), ("cli",),
+        OOM_EVENTS, OomEvent, Delivery.JETSTREAM, ("agent",), ("cli", "kubeoperator"),
         "a container's memory near or at its limit: grants, denied grants, OOM waits, kills",
     ),
     Channel(
-        REPLICA_STATE, StateRequest, Delivery.REQUEST, ("cli",), ("allocator",),
+        REPLICA_STATE, StateRequest, Delivery.REQUEST, ("cli", "kubeoperator"), ("allocator",),
         "state of the applications that one replica owns", reply=StateReply, title="ReplicaState",
     ),
     Channel(
@@ -195,6 +196,10 @@ ADVISOR_EXPLAIN: Final = Endpoint(
     "advisor", "explain", AdviceExplainRequest, AdviceExplainReply, "why one configuration is predicted as it is"
 )
 ADVISOR_TRAIN: Final = Endpoint("advisor", "train", TrainRequest, TrainReply, "train anew on every record known")
+KUBEOPERATOR_STATE: Final = Endpoint(
+    "kubeoperator", "state", KubeoperatorStateRequest, KubeoperatorStateReply, "applications that Kubernetes declares"
+)
 ENDPOINTS: Final = (
     ALLOCATOR_STATE, ALLOCATOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_EXPLAIN, ADVISOR_TRAIN,
+    KUBEOPERATOR_STATE,
 )  # fmt: skip

@@ -306,6 +306,10 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_advisor_trainings_total", "counter", "models trained by this replica"),
     MetricSpec("turnbuckle_advisor_failed_trainings_total", "counter", "trainings that failed"),
     MetricSpec("turnbuckle_advisor_unusable_models_total", "counter", "stored models that could not be loaded"),
+    MetricSpec("turnbuckle_kubeoperator_reconciles_total", "counter", "reconciles of objects since the start"),
+    MetricSpec("turnbuckle_kubeoperator_announcements_total", "counter", "applications announced or withdrawn"),
+    MetricSpec("turnbuckle_kubeoperator_applications", "gauge", "objects that declare an application"),
+    MetricSpec("turnbuckle_kubeoperator_refused_applications", "gauge", "objects whose declaration was refused"),
 )
 _SPANS: Final = (
     SpanSpec("bus.request", "a command sent, until its reply", _MESSAGE, "client", "request"),

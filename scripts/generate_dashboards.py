@@ -34,6 +34,7 @@ PARTS: Final = (
     Part("allocator", "Allocator: decisions, ownership, reports", ("turnbuckle_allocator_",)),
     Part("network", "Network: rules, paths, fast path", ("turnbuckle_reconciler_", "turnbuckle_fast_path_")),
     Part("learning", "Collector and advisor", ("turnbuckle_collector_", "turnbuckle_advisor_")),
+    Part("kubeoperator", "Kubernetes operator", ("turnbuckle_kubeoperator_",)),
     Part("bus", "Bus, processes and telemetry", ("turnbuckle_bus_", "turnbuckle_telemetry_", "turnbuckle_build_",
                                                  "turnbuckle_event_")),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Final
 
 import schemas.asyncapi
 import services
-from scripts import asyncapi_page, permission_table, service_tables
+from scripts import asyncapi_page, generate_clients, permission_table, service_tables
 from services._runtime.service.settings import PREFIX, CommonSettings, SettingInfo
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -76,6 +76,7 @@ def generated() -> dict[Path, str]:
         DOCS / "settings.md": settings_text(),
         asyncapi_page.PAGE: asyncapi_page.page(),
         permission_table.PAGE: permission_table.page(),
+        **generate_clients.pages(),
         **service_tables.pages(),
     }
 

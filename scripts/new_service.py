@@ -71,7 +71,7 @@ INSERTIONS: Final = (
     Insertion("schemas/permissions.py", r"(?m)^CENTRAL_ROLES: Final = \([^)]*", ", Role.${NAME}"),
     Insertion("schemas/permissions.py", r"(?m)^from schemas\.registry import \(\n", "    ${NAME}_STATE,\n"),
     Insertion("schemas/permissions.py", r"(?m)^READ_ONLY: Final = \(\n", "    ${NAME}_STATE.template,\n"),
-    Insertion("schemas/permissions.py", r"(?m)^    APPS: _BucketUse\(.*watchers=\(Role\.ALLOCATOR,", " Role.${NAME}"),
+    Insertion("schemas/permissions.py", r"(?ms)^    APPS: _BucketUse\(.*?watchers=\(Role\.ALLOCATOR,", " Role.${NAME}"),
     Insertion("schemas/telemetry.py", r"(?ms)^_METRICS: Final = \(.*?,(?=\n\))", _METRICS),
     Insertion("schemas/asyncapi_examples.py", r"(?m)^from schemas\.apps import .*\n", _IMPORT),
     Insertion("schemas/asyncapi_examples.py", r"(?m)^_QUERIES: Final.* = \(\n", _EXAMPLES),

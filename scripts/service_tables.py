@@ -14,7 +14,7 @@ from schemas.asyncapi import BUCKET_MESSAGES, retention
 from schemas.message import Message
 from schemas.permissions import NODE_ROLES, Grants, Identity, Role, allowed, grants, uses
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery
-from schemas.streams import APPS, LEASES, NODES, RECONCILERS, STREAMS
+from schemas.streams import APPS, LEASES, NODES, POD_SELECTORS, RECONCILERS, STREAMS
 from schemas.subjects import SubjectTemplate
 
 SERVICES: Final = Path(__file__).resolve().parent.parent / "services"
@@ -29,9 +29,16 @@ _ROLES: Final = {
     "reconciler": (Role.RECONCILER, Role.FAST_PATH),
     "collector": (Role.COLLECTOR,),
     "advisor": (Role.ADVISOR,),
+    "kubeoperator": (Role.KUBEOPERATOR,),
 }
 """A process that has a user of its own is told apart within its service's page."""
-_KEYS: Final = {APPS: "app", LEASES: "`replica.<id>`, `app.<name>`", NODES: "node", RECONCILERS: "node"}
+_KEYS: Final = {
+    APPS: "app",
+    LEASES: "`replica.<id>`, `app.<name>`",
+    NODES: "node",
+    RECONCILERS: "node",
+    POD_SELECTORS: "`kubernetes`",
+}
 
 
 def pages() -> dict[Path, str]:
@@ -73,7 +80,8 @@ def _message_rows(role: Role) -> Iterator[tuple[str, ...]]:
                 what = (channel.template, _named(channel.message, channel.reply), channel.summary)
                 yield _message_row(verb, role, what, _how(channel))
         for endpoint in ENDPOINTS:
-            if verb == "answers" and endpoint.service == role.value:
+            asked = allowed(_granted(role).publish, _subject(endpoint.template))
+            if (verb == "answers" and endpoint.service == role.value) or (verb == "asks" and asked):
                 what = (endpoint.template, _named(endpoint.request, endpoint.reply), endpoint.summary)
                 yield _message_row(verb, role, what, "query, any replica")
 

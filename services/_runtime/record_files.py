@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from schemas.jobs import Attributes, JobRecord
 from schemas.message import ColumnType, Message
 from schemas.runs import RunProfile
-from services._runtime.service.install_hint import package_missing
+from services._runtime.install_hint import package_missing
 
 FORM: Final = "turnbuckle.records.v1"
 """Stands in the file's metadata under `FORM_KEY`."""

@@ -1,6 +1,6 @@
 r"""Model file: a header, a digest, and the pickled model.
 
-Layout: ``TBMODEL3\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
+Layout: ``TBMODEL4\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
 rest: a pickle of the `TrainedModel`. The digest detects damage, not malice: a writer of the store can also write the
 digest. So the pickle is read through an allow-list: classes of the advisor's core and models and of the schemas, trees
 of scikit-learn and LightGBM, and a few functions that rebuild arrays; anything else refuses the file before it runs.
@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 from schemas.predictions import ModelName
 from services.advisor.core.trained_model import TrainedModel
 
-MAGIC: Final = b"TBMODEL3\n"
+MAGIC: Final = b"TBMODEL4\n"
 _LIBRARIES: Final = ("numpy", "scikit-learn", "lightgbm")
 _LENGTH_BYTES: Final = 4
 _DIGEST_BYTES: Final = 32

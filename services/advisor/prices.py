@@ -7,24 +7,20 @@ error. Exit codes: 0; 2 usage; 65 bad data; 66 no such file.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from services._runtime.command.tool_events import emit, emit_error, say
 from services._runtime.command.tool_parser import ToolParser
+from services._runtime.stdout import discard_stdout
 from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_skypilot, parse_snapshot
 from services.advisor.price_files import directories, parse_day, read_snapshots, read_text, write_snapshot
 
 BAD_DATA: Final = 65
 NO_INPUT: Final = 66
-
-
-def _emit(event: str, **fields: Any) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)  # noqa: T201 - the tool's output
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -47,7 +43,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 def _list(options: argparse.Namespace) -> None:
     snapshots, problems = read_snapshots(directories(options.directory))
     for problem in problems:
-        print(problem, file=sys.stderr)  # noqa: T201 - for people
+        say(problem)
     last = parse_day(options.as_of) if options.as_of else None
     wanted = [
         one
@@ -61,12 +57,12 @@ def _list(options: argparse.Namespace) -> None:
         newest = wanted[-1]
         for machine in newest.machines:
             fields = {name: getattr(machine, name) for name in machine.__dataclass_fields__}
-            _emit("row", source=newest.source, as_of=newest.as_of.isoformat(), **fields)
-        _emit("result", **_summary(newest))
+            emit("row", source=newest.source, as_of=newest.as_of.isoformat(), **fields)
+        emit("result", **_summary(newest))
         return
     for one in wanted:
-        _emit("row", **_summary(one))
-    _emit("result", snapshots=len(wanted), problems=problems)
+        emit("row", **_summary(one))
+    emit("result", snapshots=len(wanted), problems=problems)
 
 
 def _summary(one: Snapshot) -> dict[str, Any]:
@@ -91,7 +87,7 @@ def _refresh(options: argparse.Namespace) -> None:
         if options.as_of or options.source:
             raise BadCatalogueError("--as-of and --source stand in the file itself")
     path, new = write_snapshot(snapshot, directories(options.directory)[1])
-    _emit("result", file=str(path), new=new, **_summary(snapshot))
+    emit("result", file=str(path), new=new, **_summary(snapshot))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,11 +96,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         {"list": _list, "refresh": _refresh}[options.command](options)
     except BadCatalogueError as error:
-        _emit("error", message=str(error))
-        print(error, file=sys.stderr)  # noqa: T201 - for people
-        return NO_INPUT if isinstance(error.__cause__, FileNotFoundError) else BAD_DATA
+        say(str(error))
+        return emit_error(str(error), NO_INPUT if isinstance(error.__cause__, FileNotFoundError) else BAD_DATA)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
     return 0
 
 

@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import ValidationError
 
 from schemas.containers import ContainerSource
+from schemas.kubeoperator import PodSelectors
+from services._host.cgroup_snapshot import UNLIMITED
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._host.kernel_programs import kernel_directory
 from services._host.simulation.load_profile import Scenario
 from services._runtime.bus.name_registration import Holder
 from services._runtime.clock import Clock
+from services._runtime.install_hint import package_missing
 from services._runtime.service.app import UnusableSettingsError
-from services._runtime.service.install_hint import package_missing
 from services.agent.cgroup.open import open_host
-from services.agent.cgroup.simulated import SimulatedApp, SimulatedHost
+from services.agent.cgroup.simulated import InMemoryReserveStore, NoWatchdog, SimulatedApp, SimulatedHost
 from services.agent.discovery.managed import ManagedDiscovery
 from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
-from services.agent.memory.reserve_store import FileReserveStore, InMemoryReserveStore
-from services.agent.memory.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
-from services.agent.ports import UNLIMITED, Discovery, FoundContainer, Host, ReserveStore, Watchdog
+from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
+from services.agent.memory.reserve_store import FileReserveStore
+from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
+from services.agent.ports import Discovery, FoundContainer, Host, ReserveStore, Watchdog
 from services.agent.settings import AgentSettings
+
+if TYPE_CHECKING:
+    from services.agent.discovery.pods import PodDiscovery
 
 LISTING_TIMEOUT_S: Final = 30.0
 """Of sources that are listed without a connection, so at once."""
@@ -63,6 +69,8 @@ class Backend:
     closers: tuple[Callable[[], None], ...] = ()
     source_timeouts_s: Mapping[ContainerSource, float] = field(default_factory=dict)
     """For every source of `discoveries`: how long after the start its silence leaves the inventory incomplete."""
+    select_pods: Callable[[PodSelectors], None] | None = None
+    """Tells the discovery of pods which of them join without a label; None: there is no such discovery."""
 
     def recorded(self) -> list[FoundContainer]:
         """Containers of these sources that a previous agent managed and that still exist."""
@@ -120,8 +128,10 @@ def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
 
         discoveries["docker"] = DockerDiscovery(settings.docker_url)
         timeouts_s[ContainerSource.DOCKER] = settings.docker_timeout_s
+    select_pods = None
     if settings.pods == "on":
-        discoveries["pods"] = _pods(settings, layout)
+        discoveries["pods"] = pods = _pods(settings, layout)
+        select_pods = pods.select
         timeouts_s[ContainerSource.KUBERNETES] = settings.pods_timeout_s
     programs = kernel_directory(settings.kernel_directory) if settings.kernel_programs == "auto" else None
     host = open_host(layout, state, programs)
@@ -134,12 +144,13 @@ def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
     holder = _holder(settings)
     closers = (host.close, *(lock.release for lock in locks), holder.release)
     watchdog = WatchdogProcess(state, options)
-    return Backend(host, discoveries, FileReserveStore(state.reserves), watchdog, holder.token, closers, timeouts_s)
+    reserves = FileReserveStore(state.reserves)
+    return Backend(host, discoveries, reserves, watchdog, holder.token, closers, timeouts_s, select_pods)
 
 
-def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:
+def _pods(settings: AgentSettings, layout: CgroupLayout) -> PodDiscovery:
     try:
-        from services.agent.discovery.cri import CriClient  # noqa: PLC0415 - 17 MB that other hosts save
+        from services._host.cri import CriClient  # noqa: PLC0415 - 17 MB that other hosts save
     except ImportError as error:
         raise UnusableSettingsError(
             f"TURNBUCKLE_AGENT__PODS=on: {package_missing(error.name or 'grpc', 'kubernetes')}"
@@ -192,3 +203,14 @@ def _read_scenario(settings: AgentSettings) -> list[SimulatedApp]:
         ]
     except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
         raise UnusableSettingsError(f"TURNBUCKLE_AGENT__SCENARIO_FILE: {path} cannot be used: {error}") from error
+
+
+def node_memory_budget(settings: AgentSettings, host_memory_bytes: int) -> MemoryBudget:
+    """What memory limits and reserves on a machine with so much memory may add up to."""
+    capacity_bytes = int(settings.node_memory_bytes or host_memory_bytes)
+    reserved_bytes = settings.system_reserved_memory_bytes
+    return MemoryBudget(
+        capacity_bytes,
+        default_reserved_bytes(capacity_bytes) if reserved_bytes is None else int(reserved_bytes),
+        int(settings.min_available_memory_bytes),
+    )

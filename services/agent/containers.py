@@ -1,18 +1,19 @@
-"""The containers of one node with their control files: opened, read back, written. No bus, no clock."""
+"""The containers of one node with their control files: opened, read back, written; whether all are known. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
 
+from schemas.containers import ContainerSource
 from schemas.limits import RowStatus
-from services._host.cgroup_snapshot import COUNTER_COLUMNS, BoolArray, IntArray
-from services.agent.inventory import Inventory
-from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
+from services._host.cgroup_snapshot import COUNTER_COLUMNS, BoolArray, IntArray, Limits, WriteOutcome
+from services.agent.ports import ContainerHandle, FoundContainer, Host
 
 _PAGE_BYTES: Final = 4096
 ROUNDING_BYTES: Final = 1 << 16
@@ -56,15 +57,15 @@ class SampleState:
         self.boundary_ns: IntArray = np.zeros(0, dtype=np.int64)
         """A boundary of its CFS periods, as read from the kernel; 0: not known."""
         self.reported: IntArray = np.zeros((0, 3), dtype=np.int64)
-        """Throttled periods that were reported before they ended (`services.agent.sampling.throttling`)."""
+        """Throttled periods that were reported before they ended (`services.agent.sampling.usage`)."""
         self.budget_usage_us: IntArray = np.zeros(0, dtype=np.int64)
-        """Cumulative usage that the next usage is compared with (`core.quota_use`)."""
+        """Cumulative usage that the next usage is compared with (`services.agent.sampling.usage`)."""
         self.budget_quota_us: IntArray = np.zeros(0, dtype=np.int64)
         """The quota at that time; negative: none."""
         self.throttled_ns: IntArray = np.zeros(0, dtype=np.int64)
         """Sample in which, or after which, it was throttled last; monotonic."""
         self.may_burst: BoolArray = np.zeros(0, dtype=np.bool_)
-        """Its usage is read between two samples (`core.quota_use`)."""
+        """Its usage is read between two samples (`services.agent.sampling.usage`)."""
 
     def reset(self, key: str) -> None:
         """A container was found: whatever is remembered under its key belongs to another one."""
@@ -171,6 +172,65 @@ class Incarnation:
         return self.report_seq
 
 
+class Inventory:
+    """Whether the list of containers is complete: which discovery sources have not answered since the agent's start.
+
+    An agent that starts again samples at once, while the Docker Engine or the container runtime may answer late. Until
+    each source has named all that it knows, or its timeout has passed, a container that the agent does not name is not
+    known to be gone (decision 0034). Containers that are recorded in the state directory are sampled from the start;
+    the first full answer of their source says which of them still exist.
+    """
+
+    def __init__(self, deadlines_ns: Mapping[ContainerSource, int]) -> None:
+        """Begin with all sources pending.
+
+        Args:
+            deadlines_ns: by source, monotonic: from then on its silence no longer counts.
+        """
+        self._pending = dict(deadlines_ns)
+        self._unconfirmed: dict[str, ContainerSource] = {}
+
+    @property
+    def pending(self) -> tuple[ContainerSource, ...]:
+        """Sources that have neither answered nor timed out."""
+        return tuple(sorted(self._pending))
+
+    @property
+    def complete(self) -> bool:
+        """Whether no source is pending."""
+        return not self._pending
+
+    def expire(self, now_ns: int) -> tuple[ContainerSource, ...]:
+        """Stop waiting for sources whose deadline has passed; returns them, once each. ``now_ns``: monotonic."""
+        expired = tuple(source for source in self.pending if now_ns >= self._pending[source])
+        for source in expired:
+            del self._pending[source]
+        return expired
+
+    def recorded(self, container_id: str, source: ContainerSource) -> None:
+        """A container is sampled because the state directory names it."""
+        self._unconfirmed[container_id] = source
+
+    def confirm(self, container_id: str) -> bool:
+        """Its source has named it, or it is gone. Returns whether it was only recorded before."""
+        return self._unconfirmed.pop(container_id, None) is not None
+
+    def answered(self, source: ContainerSource, *, exists: bool) -> list[str]:
+        """The source has named all that it knows; returns recorded containers (ids) that it no longer has.
+
+        Args:
+            source: it.
+            exists: False: there is no such engine on this host now, which says nothing about its containers.
+        """
+        self._pending.pop(source, None)
+        if not exists:
+            return []
+        gone = [container_id for container_id, owner in self._unconfirmed.items() if owner == source]
+        for container_id in gone:
+            del self._unconfirmed[container_id]
+        return gone
+
+
 class ContainerSet:
     """All containers that are sampled."""
 
@@ -184,24 +244,25 @@ class ContainerSet:
         self.writes = WriteCounters()
         self.managed: dict[str, ManagedContainer] = {}
         self.samples = SampleState()
-        self._order: BatchOrder | None = None
         self._key_by_id: dict[str, str] = {}
 
-    @property
+    @cached_property
     def order(self) -> BatchOrder:
         """The same object as long as no container is added or removed."""
-        if self._order is None:
-            keys = sorted(self.managed, key=lambda key: (self.managed[key].found.app, key))
-            managed = [self.managed[key] for key in keys]
-            apps, start = [], 0
-            for app, group in groupby(managed, key=lambda member: member.found.app):
-                end = start + sum(1 for _ in group)
-                apps.append((app, slice(start, end)))
-                start = end
-            limits = [self.limits[key] for key in keys]
-            first_kills = np.array([member.first_oom_kills for member in managed], dtype=np.int64)
-            self._order = BatchOrder(keys, managed, [member.handle for member in managed], limits, first_kills, apps)
-        return self._order
+        keys = sorted(self.managed, key=lambda key: (self.managed[key].found.app, key))
+        managed = [self.managed[key] for key in keys]
+        apps, start = [], 0
+        for app, group in groupby(managed, key=lambda member: member.found.app):
+            end = start + sum(1 for _ in group)
+            apps.append((app, slice(start, end)))
+            start = end
+        limits = [self.limits[key] for key in keys]
+        first_kills = np.array([member.first_oom_kills for member in managed], dtype=np.int64)
+        return BatchOrder(keys, managed, [member.handle for member in managed], limits, first_kills, apps)
+
+    def _forget_order(self) -> None:
+        """A container was added or removed: the order is made anew when it is next asked for."""
+        self.__dict__.pop("order", None)
 
     def key_of(self, container_id: str) -> str | None:
         """Key of a managed container."""
@@ -237,7 +298,7 @@ class ContainerSet:
         self._key_by_id[container.container_id] = container.key
         self.limits[container.key] = ContainerLimits(container.app, limits.quota_us, limits.memory_bytes)
         self.samples.reset(container.key)
-        self._order = None
+        self._forget_order()
         return member
 
     def forget(self, container_id: str) -> ManagedContainer | None:
@@ -248,7 +309,7 @@ class ContainerSet:
         member = self.managed.pop(key)
         member.handle.close()
         del self.limits[key]
-        self._order = None
+        self._forget_order()
         return member
 
     def refresh(self, key: str) -> Limits | None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from services._runtime.file_lock import FileLock, LockHeldError
+from services._host.instance_lock import InstanceLock
 from services._runtime.service.app import UnusableSettingsError
-from services.agent.state_files import StateDirectory, as_json, read_holder
+from services.agent.state_files import StateDirectory
 
 DOCKER_LOCK: Final = "docker.lock"
 PODS_LOCK: Final = "pods.lock"
-_ATTEMPTS: Final = 10
-_PAUSE_S: Final = 0.01
-"""A watchdog tests whether the lock is held by taking it for some microseconds."""
 
 
 def exec_lock(state_directory: Path, managed_root: str) -> Path:
@@ -40,8 +35,8 @@ def prepare_state(state_directory: Path, managed_root: str) -> StateDirectory:
     return state
 
 
-class HostLock(FileLock):
-    """A lock file, held, with its holder written in."""
+class HostLock(InstanceLock):
+    """A lock file of this host's only agent."""
 
     def __init__(self, path: Path, *, node: str, what: str, remedy: str) -> None:
         """Take it.
@@ -55,17 +50,5 @@ class HostLock(FileLock):
         Raises:
             UnusableSettingsError: another process holds it, or the file cannot be written.
         """
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        own = as_json({"pid": os.getpid(), "node": node, "started": started})
-        try:
-            super().__init__(path, own, attempts=_ATTEMPTS, pause_s=_PAUSE_S)
-        except LockHeldError as error:
-            holder = read_holder(path)
-            who = f"node {holder.node!r}, pid {holder.pid}, since {holder.started}" if holder else "another process"
-            raise UnusableSettingsError(
-                f"{what} are managed by another agent ({who}; lock {path}): {remedy}"
-            ) from error
-        except OSError as error:
-            raise UnusableSettingsError(
-                f"{path} cannot be written ({error.strerror}): run as root, or set TURNBUCKLE_AGENT__STATE_DIRECTORY"
-            ) from error
+        setting = "TURNBUCKLE_AGENT__STATE_DIRECTORY"
+        super().__init__(path, role="agent", node=node, managed=f"{what} are", remedy=remedy, setting=setting)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.agent.containers import ContainerSet
 from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.controller import MemoryController
-from services.agent.memory.node_budget_keeper import NodeBudget
+from services.agent.memory.node_budget import NodeBudget
 from services.agent.ports import FoundContainer, SourceAnswered
 
 

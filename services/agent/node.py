@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
-from services.agent.containers import ContainerSet, Incarnation
-from services.agent.inventory import Inventory
+from services.agent.containers import ContainerSet, Incarnation, Inventory
 from services.agent.lifecycle import ContainerLifecycle
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.controller import MemoryController
-from services.agent.memory.node_budget import MemoryBudget
-from services.agent.memory.node_budget_keeper import NodeBudget
+from services.agent.memory.node_budget import MemoryBudget, NodeBudget
 from services.agent.memory.records import EventBuffer
 from services.agent.memory.reserve import Reserves
 from services.agent.ports import Host, ReserveStore

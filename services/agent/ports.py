@@ -4,62 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple, Protocol
 
 from schemas.containers import ContainerSource
-from services._host.cgroup_snapshot import Counters, CounterSnapshot, Pressure, QuotaWriter, ThrottleSnapshot
-
-UNLIMITED = -1
-
-
-class Limits(NamedTuple):
-    """What the kernel holds."""
-
-    quota_us: int
-    """Per period of `schemas.apps.PERIOD_US`, whatever period the kernel holds; `UNLIMITED` if none."""
-    memory_bytes: int
-    """`UNLIMITED` if none."""
-
-
-class MemoryState(NamedTuple):
-    """One reading of a container's memory."""
-
-    usage_bytes: int
-    limit_bytes: int
-    """As the kernel holds it now; `UNLIMITED` if none."""
-    paused: bool
-    """Tasks wait at the limit (version 1: under_oom). Version 2: usage has passed memory.high, tasks are slowed."""
-    oom_kills: int
-    """By the kernel since the cgroup was made."""
-    limit_hits: int = 0
-    """How often the kernel hit the limit since then (memory.failcnt; `max` in memory.events)."""
-
-
-class NotificationKind(Enum):
-    """Why a container's memory needs inspection."""
-
-    NEAR = "near"
-    """A usage threshold was crossed (version 1), or memory.high was reached (version 2)."""
-    PAUSED = "paused"
-    """Version 1: the limit was hit, tasks wait."""
-
-
-class Notification(NamedTuple):
-    """One notification. It may come late or twice: it only triggers an inspection."""
-
-    key: str
-    """`FoundContainer.key`."""
-    kind: NotificationKind
-
-
-class WriteOutcome(Enum):
-    """What became of a write."""
-
-    WRITTEN = "written"
-    VANISHED = "vanished"
-    REFUSED = "refused"
-    """The kernel refused it (EBUSY: memory below usage; EINVAL: above the parent): the old value still holds."""
+from services._host.cgroup_snapshot import (
+    Counters,
+    CounterSnapshot,
+    Limits,
+    MemoryState,
+    Notification,
+    Pressure,
+    QuotaWriter,
+    ThrottleSnapshot,
+    WriteOutcome,
+)
 
 
 class ContainerHandle(Protocol):

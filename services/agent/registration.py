@@ -14,7 +14,7 @@ from services._runtime.service.app import UnusableSettingsError
 from services._runtime.telemetry.logging import Logger, LogLimiter
 from services.agent.backend import Backend
 from services.agent.containers import ContainerSet
-from services.agent.memory.node_budget_keeper import NodeBudget
+from services.agent.memory.node_budget import NodeBudget
 
 
 class NodeName:

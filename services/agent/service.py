@@ -19,15 +19,14 @@ from services._runtime.bus.api import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
-from services.agent.backend import Backend, build_backend
+from services.agent.backend import Backend, build_backend, node_memory_budget
 from services.agent.containers import Incarnation
 from services.agent.discovery.container_events import ContainerEvents, Detail
+from services.agent.discovery.selectors import follow_selectors
 from services.agent.lifecycle import Removed
-from services.agent.limits.failed_rows import FailedRows
-from services.agent.limits.spans import record_reply, update_span
 from services.agent.limits.spec_reader import SpecReader
+from services.agent.limits.update_reports import FailedRows, record_reply, update_span
 from services.agent.memory.events import MemoryLoop
-from services.agent.memory.node_budget_keeper import node_memory_budget
 from services.agent.node import Node, NodeOptions, assemble
 from services.agent.ports import (
     Discovered,
@@ -38,8 +37,7 @@ from services.agent.ports import (
     SourceAnswered,
 )
 from services.agent.registration import NodeName, node_info, serve_node
-from services.agent.sampling.throttle_poller import ThrottlePoller
-from services.agent.sampling.ticker import Ticker
+from services.agent.sampling.ticker import ThrottlePoller, Ticker
 from services.agent.settings import AgentSettings
 
 HEARTBEAT_S = 5.0
@@ -107,6 +105,8 @@ class Agent:
             self._adopt(found, node.lifecycle.recorded)
         for source, discovery in backend.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {source}")
+        if backend.select_pods is not None:
+            self._runtime.spawn(follow_selectors(self._bus, self._clock, backend.select_pods), name="pod selectors")
         poll = partial(self._poll, node)
         self._throttle_poller = ThrottlePoller(self._clock, host, poll, settings.throttle_polls_per_period)
         self._runtime.spawn(

@@ -1,11 +1,23 @@
-"""Structures of arrays: one row per container, one array per quantity, and sums over them per application.
+"""Structures of arrays: containers, node reserves, a policy's estimates; and what reports and updates do to them.
 
-A policy's estimates stand in `SlotArrays`, by a slot that a container keeps for its life; everything else in `Rows`.
+One row per container, one array per quantity, and sums and shares per application. A policy's estimates stand in
+`SlotArrays`, by a slot that a container keeps for its life; everything else of a container in `Rows`.
+
+An update in flight may or may not have arrived, so a container counts with the largest value that may be in the kernel:
+the reported one, or any update that its agent is not known to have applied. The agent makes this sound: it rejects
+out-of-order updates, it raises only when it receives one, and what it delays is always a decrease
+(`services.agent.limits.accepted_updates`). The grant of a node's reserve is cumulative: left = granted - used, so an
+update that is duplicated, or crosses a local grant, does no harm. What an agent grants moves from its reserve to a
+container's limit; their sum, which counts against the limit, does not change. So a lower `left` counts only together
+with the limits of the same report: batches and replies to fences carry both.
+
+Shares are integers, which makes the result independent of the order of rows and of other applications: no rounding of
+floating-point sums leaks between applications. What rounding leaves (below one unit per row) stays free.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 
@@ -27,6 +39,12 @@ MARGIN_BYTES: Final = 4 << 20
 """No memory limit is closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
 RECLAIM_BYTES: Final = 1 << 20
 """Smaller changes of a memory limit are not worth a write."""
+MAX_BYTES: Final = 1 << 60
+REQUEST_EXPIRY_NS: Final = 1_000_000_000
+"""A request for memory stays pending for this long; its node comes first."""
+MIN_ROWS: Final = 8
+RESYNC_AFTER_REPORTS: Final = 5
+"""A decrease waits at most 130 ms for its boundary; a difference that lasts longer is an external change."""
 
 
 class Rows:
@@ -49,6 +67,8 @@ class Rows:
     """Whether the agent has acknowledged that update."""
     admitted: BoolArray
     """Whether the container counts against the limits and receives updates."""
+    observe_only: BoolArray
+    """Its application is in mode `observe`: nothing is sent, so the kernel's limits never become the ordered ones."""
     fenced: BoolArray
     """Whether the agent has acknowledged this allocator's epoch for the row's application."""
     unreported: BoolArray
@@ -84,7 +104,7 @@ class Rows:
     """Usage in the previous report."""
     oom_kills: IntArray
 
-    _BOOLEAN = ("acked", "admitted", "fenced", "unreported", "fresh")
+    _BOOLEAN = ("acked", "admitted", "observe_only", "fenced", "unreported", "fresh")
 
     def __init__(self) -> None:
         self.count = 0
@@ -179,6 +199,211 @@ class SlotArrays:
         return twin
 
 
+@dataclass(frozen=True, slots=True)
+class ReserveReport:
+    """Reserves as reported by agents, shape (K,)."""
+
+    report_seq: IntArray
+    granted_total_bytes: IntArray
+    used_bytes: IntArray
+    limit_update_seq: IntArray
+
+
+class Reserves(SlotArrays):
+    """One slot per group (an application's containers on one node); bytes."""
+
+    app: IntArray
+    node: IntArray
+    granted_total_bytes: IntArray
+    """Cumulative grant by the newest report."""
+    used_bytes: IntArray
+    inflight_bytes: IntArray
+    """Largest cumulative grant among unacknowledged updates; 0: none."""
+    limit_update_seq: IntArray
+    ordered_ns: IntArray
+    report_seq: IntArray
+    requested_bytes: IntArray
+    """Bytes that the agent requested."""
+    requested_within_bytes: IntArray
+    """Of it, what stays within the fair share of the container that needs it most."""
+    share_bytes: IntArray
+    """Fair share of a container, as last sent."""
+    request_expires_ns: IntArray
+    acked: BoolArray
+    in_use: BoolArray
+    """Whether the slot is in use."""
+
+    _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = dict.fromkeys(
+        (
+            *(
+                "app",
+                "node",
+                "granted_total_bytes",
+                "used_bytes",
+                "inflight_bytes",
+                "limit_update_seq",
+                "ordered_ns",
+                "report_seq",
+            ),
+            *("requested_bytes", "requested_within_bytes", "request_expires_ns", "share_bytes"),
+        ),
+        (np.int64, 0),
+    ) | dict.fromkeys(("acked", "in_use"), (np.bool_, 0))
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._unused: list[int] = []
+
+    def add(self, app: int, node: int) -> int:
+        """Allocate a slot for a group; returns its index."""
+        if not self._unused:
+            before = self.capacity
+            self.grow(max(MIN_ROWS, before + 1))
+            self._unused = list(range(self.capacity - 1, before - 1, -1))
+        index = self._unused.pop()
+        self.app[index], self.node[index] = app, node
+        self.in_use[index] = self.acked[index] = True
+        return index
+
+    def remove(self, index: int) -> None:
+        """Free the slot of a group."""
+        self.forget(np.array([index]))
+        self._unused.append(index)
+
+    def on_agent_restart(self, node: int) -> None:
+        """Reset for a new agent process: it rejects updates in flight and reports what it holds."""
+        mine = self.in_use & (self.node == node)
+        self.granted_total_bytes[mine] = self.grant_committed_bytes[mine]  # an update in flight may have been applied
+        for column in (self.inflight_bytes, self.limit_update_seq, self.report_seq, self.share_bytes):
+            column[mine] = 0
+        self.acked[mine] = True
+
+    def ack(self, index: IntArray, report: ReserveReport) -> None:
+        """Apply reports; out-of-order and inconsistent ones are ignored."""
+        sane = (report.used_bytes <= report.granted_total_bytes) & (report.granted_total_bytes <= MAX_BYTES)
+        newer = sane & (report.report_seq > self.report_seq[index])
+        rows = index[newer]
+        self.report_seq[rows] = report.report_seq[newer]
+        self.granted_total_bytes[rows], self.used_bytes[rows] = (
+            report.granted_total_bytes[newer],
+            report.used_bytes[newer],
+        )
+        seen = rows[report.limit_update_seq[newer] >= self.limit_update_seq[rows]]
+        self.inflight_bytes[seen] = 0
+        self.acked[seen] = True
+
+    def record_update(
+        self, index: IntArray, granted_total_bytes: IntArray, share_bytes: IntArray, seq: int, now_ns: int
+    ) -> None:
+        """Record that updates are sent."""
+        self.share_bytes[index] = share_bytes
+        self.inflight_bytes[index] = np.maximum(self.inflight_bytes[index], granted_total_bytes)
+        self.limit_update_seq[index] = seq
+        self.ordered_ns[index] = now_ns
+        self.acked[index] = False
+
+    def record_request(self, index: int, wanted_bytes: int, within_bytes: int, now_ns: int) -> None:
+        """Record a request of an agent, for a container that is so far below its fair share."""
+        self.requested_bytes[index] = min(wanted_bytes, MAX_BYTES)
+        self.requested_within_bytes[index] = min(wanted_bytes, within_bytes, MAX_BYTES)
+        self.request_expires_ns[index] = now_ns + REQUEST_EXPIRY_NS
+
+    def pending_requests(self, now_ns: int) -> BoolArray:
+        """Slots whose request has not expired."""
+        waiting: BoolArray = self.in_use & (self.request_expires_ns > now_ns) & (self.requested_bytes > 0)
+        return waiting
+
+    @property
+    def grant_committed_bytes(self) -> IntArray:
+        """The largest cumulative grant that may be in force."""
+        return np.maximum(self.granted_total_bytes, self.inflight_bytes)
+
+    @property
+    def committed_bytes(self) -> IntArray:
+        """The most that may be left, per slot: counts against the limit beside the containers' limits."""
+        left: IntArray = np.where(self.in_use, np.maximum(self.grant_committed_bytes - self.used_bytes, 0), 0)
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Limits reported by an agent: the columns that batches and replies share."""
+
+    index: IntArray
+    """Row indices, unique."""
+    report_seq: IntArray
+    quota_us: IntArray
+    limit_bytes: IntArray
+    limit_update_seq: IntArray
+    periodic: BoolArray
+    """Periodic report: the number of such reports measures how long a difference lasts."""
+
+
+def ack(rows: Rows, report: Report, now_ns: int) -> BoolArray:
+    """Apply reported limits and acknowledge updates; returns which rows were newer than what is known.
+
+    Out-of-order reports are ignored. An update is acknowledged once its agent has applied it; until then its value
+    stays in flight.
+    """
+    newer = report.report_seq > rows.report_seq[report.index]
+    if not newer.all():
+        report = Report(*(getattr(report, column.name)[newer] for column in fields(Report)))
+    index, mine = report.index, at(report.index)
+    rows.report_seq[mine] = report.report_seq
+    rows.report_ns[mine] = now_ns
+    rows.quota_us[mine] = report.quota_us
+    rows.limit_bytes[mine] = report.limit_bytes
+    seen = report.limit_update_seq >= rows.limit_update_seq[mine]
+    acked, periodic = (index, report.periodic) if seen.all() else (index[seen], report.periodic[seen])
+    mine = at(acked)
+    rows.acked[mine] = True
+    rows.quota_inflight_us[mine] = rows.limit_inflight_bytes[mine] = 0
+    _resync_external_changes(rows, acked, periodic)
+    return newer
+
+
+def _resync_external_changes(rows: Rows, index: IntArray, periodic: BoolArray) -> None:
+    """Where the kernel has committed something else than ordered for several reports, start from what it holds."""
+    mine = at(index)
+    admitted = rows.admitted[mine] & ~rows.observe_only[mine]
+    quota_us, limit_bytes = rows.quota_us[mine], rows.limit_bytes[mine]
+    differs = (quota_us != rows.quota_ordered_us[mine]) | (limit_bytes != rows.limit_ordered_bytes[mine])
+    mismatches = np.where(differs & admitted, rows.mismatches[mine] + periodic, 0)
+    rows.mismatches[mine] = mismatches
+    unlimited = (quota_us == UNLIMITED) | (limit_bytes == UNLIMITED)
+    resync(rows, index[(mismatches >= RESYNC_AFTER_REPORTS) | (unlimited & admitted)])
+
+
+def resync(rows: Rows, index: IntArray) -> None:
+    """Continue from the kernel's values for these rows, dropping what was ordered.
+
+    A row that is unlimited there is no longer admitted: it needs initial limits again.
+    """
+    rows.mismatches[index] = 0
+    rows.quota_ordered_us[index] = rows.quota_us[index]
+    rows.limit_ordered_bytes[index] = rows.limit_bytes[index]
+    unlimited = (rows.quota_us[index] == UNLIMITED) | (rows.limit_bytes[index] == UNLIMITED)
+    rows.admitted[index[unlimited]] = False
+
+
+def record_updates(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray], seq: IntArray | int) -> None:
+    """Record that updates are sent for these rows: each counts with its largest value in flight.
+
+    Only values that are sent may count: no capacity was reserved for an ordered value that the kernel has long lost.
+
+    Args:
+        rows: all rows.
+        index: row indices.
+        sent: quota and memory limit per index; 0: unchanged.
+        seq: sequence of the message that carries them, per index.
+    """
+    for inflight, values in zip((rows.quota_inflight_us, rows.limit_inflight_bytes), sent, strict=True):
+        inflight[index] = np.maximum(inflight[index], values)
+    rows.limit_update_seq[index] = seq
+    rows.acked[index] = False
+    rows.mismatches[index] = 0
+
+
 class Explained(Protocol):
     """Targets of a policy with their reasons, shape (N,)."""
 
@@ -227,6 +452,53 @@ def per_app(app: AppIndex, values: Ints | Bools, count: int) -> Ints:
 def any_per_app(app: AppIndex, flags: Bools, count: int) -> Bools:
     """Whether any row of each application is flagged, shape A."""
     return np.bincount(app[flags], minlength=count) > 0
+
+
+def scale_to_fit(app: AppIndex, need: Ints, room: Ints) -> Ints:
+    """Proportional share: needs (shape N, >= 0) scaled down where they exceed the capacity (shape A).
+
+    need * room / sum(need), rounded down; nothing where the room is negative. Where room < sum(need), the product
+    need * room must stay below 2**63.
+    """
+    total = per_app(app, need, len(room))
+    short = total > room
+    if not short.any():
+        return need
+    scaled = need * np.maximum(room, 0)[app] // np.maximum(total, 1)[app]
+    return np.where(short[app], scaled, need)
+
+
+def weighted_max_min(app: AppIndex, demand: Ints, weight: Ints, room: Ints) -> Ints:
+    """Weighted max-min fair shares: min(demand_i, level_a * weight_i), with the level where the room is used up.
+
+    One sort by (application, demand / weight) and segmented running sums; no loop. A row is satisfied when its
+    demand is at most its share of what is left after all rows with a smaller demand per weight took theirs.
+
+    Args:
+        app: shape N.
+        demand: shape N, what each row asks for, >= 0; the products demand * sum(weight) must stay below 2**63.
+        weight: shape N, how fast a row fills, >= 1.
+        room: shape A; negative counts as nothing.
+    """
+    if not len(app):
+        return demand
+    order = np.lexsort((demand / weight, app))
+    app, demand, weight = app[order], demand[order], weight[order]
+    start = np.flatnonzero(np.r_[True, app[1:] != app[:-1]])
+    length = np.diff(np.r_[start, len(app)])
+    served = np.cumsum(demand) - demand
+    served -= np.repeat(served[start], length)
+    ahead = np.cumsum(weight) - weight
+    ahead -= np.repeat(ahead[start], length)
+    total_weight = per_app(app, weight, len(room))
+    left = np.maximum(room, 0)[app] - served
+    satisfied = (left >= demand) & (demand * (total_weight[app] - ahead) <= weight * np.maximum(left, 0))
+    remaining = np.maximum(np.maximum(room, 0) - per_app(app, np.where(satisfied, demand, 0), len(room)), 0)
+    remaining_weight = np.maximum(per_app(app, np.where(satisfied, 0, weight), len(room)), 1)
+    level_share = weight * remaining[app] // remaining_weight[app]
+    share = np.empty_like(demand)
+    share[order] = np.where(satisfied, demand, np.minimum(demand, level_share))
+    return share
 
 
 def grouped(index: IntArray, owner: IntArray) -> list[tuple[int, IntArray]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,25 +17,31 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, MemoryRequest
-from services.allocator import messages
-from services.allocator.budget import ledger
-from services.allocator.columns import IntArray, Reasons, grouped, runs
+from services.allocator.columns import IntArray, Reasons, Report, ack, grouped, record_updates, resync, runs
+from services.allocator.cpu import escra, waterfill
 from services.allocator.cpu import pipeline as cpu
-from services.allocator.memory import pipeline as memory
-from services.allocator.memory import reserves
-from services.allocator.messages import Ordered, StepResult, UpdateSequence
-from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions, capacity_for_pending
+from services.allocator.memory import policy as memory
+from services.allocator.memory import requests
+from services.allocator.memory.reserves import ReservePlanner
+from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions
 from services.allocator.state.app_parameters import AppTable, build_table
-from services.allocator.state.cluster_state import ClusterState, valid_rows
-from services.allocator.state.node_inventory import NodeInventory
-from services.allocator.state.node_memory import node_is_full
-from services.allocator.state.step_context import Holdings, LeaseState, PendingCapacity, Pools, StepContext, StepTime
+from services.allocator.state.budget import (
+    Holdings,
+    LeaseState,
+    PendingCapacity,
+    Pools,
+    StepContext,
+    StepTime,
+    capacity_for_pending,
+)
+from services.allocator.state.cluster_state import ClusterState, NodeInventory, NodeState, valid_rows
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the update is void. (A look-up, because `np.isin` takes ten times as long.)"""
 _IS_LOST[[RowStatus.FAILED, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.STALE_SEQ]] = True
 _IS_LOST[RowStatus.NODE_BUDGET] = True
 _NO_ROWS = np.zeros(0, dtype=np.int64)
+_NO_CHANGES: tuple[list[str], dict[str, Any]] = ([], {"quota_us": [], "limit_bytes": []})
 POOLS_EVERY_STEPS = 10
 """Pools are published at least once a second."""
 
@@ -59,6 +66,14 @@ class Outcome:
     """New ones only."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Ordered values per row before and after a step; quotas in us per period, limits in bytes."""
+
+    quota_us: IntArray
+    limit_bytes: IntArray
+
+
 class AllocationCycle:
     """Allocation for the applications that one replica owns."""
 
@@ -69,10 +84,13 @@ class AllocationCycle:
         self.refusals: dict[tuple[str, str], str] = {}
         """Why (node, container) is not admitted."""
         self.inventory = NodeInventory()
-        self._leases = LeaseState(warm_up_ns)
-        self._sequence = UpdateSequence()
-        self._reserves = reserves.ReservePlanner(self._sequence)
-        self.cpu = cpu.CpuPipeline()
+        self.leases = LeaseState(warm_up_ns)
+        self._newest_seq = 0
+        """Of limit updates; it rises over all applications and epochs."""
+        self._reserves = ReservePlanner()
+        self.cpu = cpu.CpuPipeline(
+            cpu.CpuPolicy(waterfill.WaterfillState(0), waterfill.step), cpu.CpuPolicy(escra.EscraState(0), escra.step)
+        )
         self.memory = memory.MemoryPipeline()
         self._table: AppTable | None = None
         self._reasons = (Reasons.none(0), Reasons.none(0))
@@ -84,29 +102,24 @@ class AllocationCycle:
         """Own an application from now on; ``epoch`` fences out its previous owners."""
         self.release(app)
         self.cluster.app_index(app)
-        self._leases.acquire(app, epoch, now_ns)
+        self.leases.acquire(app, epoch, now_ns)
         self.inventory.await_reports(app)
         self._table = None
 
     def release(self, app: str) -> None:
         """Release an application; its containers keep their limits."""
         self.inventory.release(app)
-        if self._leases.release(app):
+        if self.leases.release(app):
             self.cluster.remove_app(app)
         self._table = None
 
-    def end_warm_up(self, app: str) -> None:
-        """All nodes of the application have reported."""
-        self._leases.warm_up_ends_ns[app] = 0
-        self.inventory.release(app)
-
     def epoch_of(self, app: str) -> int:
         """Epoch of an application; 0: not owned."""
-        return self._leases.epochs.get(app, 0)
+        return self.leases.epochs.get(app, 0)
 
     def drain_lost(self) -> set[str]:
         """Release the applications of which an agent has reported a newer epoch; returns them."""
-        lost = set(self._leases.lost)
+        lost = set(self.leases.lost)
         for app in lost:
             self.release(app)
         return lost
@@ -122,8 +135,8 @@ class AllocationCycle:
         if spec is None or old is None or old.mode != spec.mode:
             rows = self.cluster.rows
             mine = np.flatnonzero(rows.app == index)
-            ledger.resync(rows, mine)
-            rows.admitted[mine] = False
+            resync(rows, mine)
+            rows.admitted[mine], rows.observe_only[mine] = False, self.cluster.is_observed(app)
 
     def withdraw(self, app: str, time: StepTime) -> tuple[LimitUpdate, ...]:
         """Release an unannounced application after taking its nodes' reserves back."""
@@ -132,7 +145,7 @@ class AllocationCycle:
         if self.epoch_of(app):
             granted = self.cluster.reserves
             index = np.flatnonzero(granted.in_use & (granted.app == self.cluster.app_index(app)))
-            updates = self._reserves.build_updates(self._context(time), index, np.zeros(len(index), dtype=np.int64))
+            updates = self._grant(self._context(time), (index, np.zeros(len(index), dtype=np.int64)))
         self.release(app)
         return updates
 
@@ -147,9 +160,9 @@ class AllocationCycle:
             missing = [name for name in names if name not in node.fenced or name in absent]
             for epoch in sorted({self.epoch_of(name) for name in missing}):
                 mine = tuple(name for name in names if self.epoch_of(name) == epoch)
-                due.append(messages.fence(node, mine, self._sequence.next(epoch, time.wall_ns)))
-        for state, asked, epoch in self.inventory.fence_requests(self._leases.epochs):
-            due.append(messages.fence(state, asked, self._sequence.next(epoch, time.wall_ns)))
+                due.append(self._update(node, epoch, mine, time))
+        for state, asked, epoch in self.inventory.fence_requests(self.leases.epochs):
+            due.append(self._update(state, epoch, asked, time))
         return tuple(due)
 
     def record_reply(self, reply: LimitReply, update: LimitUpdate, time: StepTime) -> None:
@@ -161,7 +174,7 @@ class AllocationCycle:
             return
         stale = set(reply.stale_apps).intersection(ours)
         if stale:
-            self._leases.lost |= stale
+            self.leases.lost |= stale
             self._table = None
             return
         self.cluster.nodes[node].record_headroom(reply.node_headroom_bytes, reply.report_seq)
@@ -177,7 +190,7 @@ class AllocationCycle:
         self.cluster.counts.invalid_samples += int(np.count_nonzero(~sane))
         known &= sane
         index = np.array([row for row, usable in zip(found, known.tolist(), strict=True) if usable], dtype=np.int64)
-        report = ledger.Report(
+        report = Report(
             index,
             np.full(len(index), reply.report_seq, dtype=np.int64),
             quota_us[known],
@@ -185,7 +198,7 @@ class AllocationCycle:
             limit_update_seq[known],
             np.zeros(len(index), dtype=np.bool_),
         )
-        ledger.ack(self.cluster.rows, report, time.now_ns)
+        ack(self.cluster.rows, report, time.now_ns)
         self._resync(index[_IS_LOST[reply.column("status")[known]]], reply.seq)
         if reply.inventory_complete:
             self.cluster.ack_reserves(reply, node)
@@ -237,27 +250,27 @@ class AllocationCycle:
             return reply, Outcome()  # just acquired: the agent retries
         if context.table.observe_only[index]:
             return reply.model_copy(update={"denial": f"{app} is only observed"}), Outcome()
-        requester = reserves.requester(context, cluster.find_rows(node, [request.container]), index)
+        requester = requests.requester(context, cluster.find_rows(node, [request.container]), index)
         given_before = int(cluster.reserves.grant_committed_bytes[group])
         cluster.reserves.record_request(group, request.wanted_bytes, requester.within_bytes, time.now_ns)
-        refills = self._reserves.plan_updates(context)
+        refills = self._grant(context, self._reserves.plan_due(context))
         granted = int(cluster.reserves.grant_committed_bytes[group]) - given_before
         context = context.updated()
         headroom, before = int(context.node_headroom[node]), self._ordered()
         # What is reclaimed on other nodes does not help where this one is full.
         where = node if headroom < request.wanted_bytes - granted else None
-        missing = request.wanted_bytes - granted - reserves.reclaim_in_flight(context, index, group, where)
+        missing = request.wanted_bytes - granted - requests.reclaim_in_flight(context, index, group, where)
         if missing > 0:
             requester.exempt += [] if where is None else np.flatnonzero(cluster.rows.node != where).tolist()
             self._reclaim(context, index, missing, requester)
         outcome = self._send(context, before, quiet=True)
         context = context.updated()
-        reclaiming = reserves.reclaim_in_flight(context, index, group, where)
+        reclaiming = requests.reclaim_in_flight(context, index, group, where)
         refusal = ""
         if not granted and not reclaiming and cluster.reserves.acked[group]:  # an update in flight may bring it
-            refusal = reserves.explain_exhausted(context, index) + requester.remark
+            refusal = requests.explain_exhausted(context, index) + requester.remark
             if where is not None:
-                refusal = node_is_full(request.node, headroom, request.wanted_bytes)
+                refusal = requests.node_is_full(request.node, headroom, request.wanted_bytes)
         answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming, "denial": refusal}
         return reply.model_copy(update=answer), replace(outcome, updates=refills + outcome.updates)
 
@@ -268,7 +281,7 @@ class AllocationCycle:
         if not (requested or rows.quota_deferred_us.any() or rows.limit_deferred_bytes.any()):
             return Outcome()
         context, before = self._context(time), self._ordered()
-        refills = self._reserves.plan_updates(context) if requested else ()
+        refills = self._grant(context, self._reserves.plan_due(context)) if requested else ()
         context = context.updated() if refills else context
         quota_us = np.where(rows.quota_deferred_us > 0, rows.quota_deferred_us, rows.quota_ordered_us)
         limit_bytes = np.where(rows.limit_deferred_bytes > 0, rows.limit_deferred_bytes, rows.limit_ordered_bytes)
@@ -280,7 +293,7 @@ class AllocationCycle:
     def table(self) -> AppTable:
         """Application parameters, rebuilt when specs or leases have changed."""
         if self._table is None or len(self._table.known) != len(self.cluster.apps):
-            ours, specs = self._leases.owned_apps(), self.cluster.specs
+            ours, specs = self.leases.owned_apps(), self.cluster.specs
             self._table = build_table(self.cluster.apps, {app: spec for app, spec in specs.items() if app in ours})
         return self._table
 
@@ -301,7 +314,7 @@ class AllocationCycle:
     def _context(self, time: StepTime) -> StepContext:
         """What holds now, before anything is ordered."""
         self._follow_rows()
-        context = StepContext.of(self.cluster, self.table, self._leases, self._pending, time)
+        context = StepContext.of(self.cluster, self.table, self.leases, self._pending, time)
         if not self.inventory.not_reported:
             return context
         return context.without(self.cluster.app_index(app) for app in self.inventory.not_reported)
@@ -329,7 +342,7 @@ class AllocationCycle:
         rows.quota_ordered_us[:], rows.quota_deferred_us[:] = quotas.ordered, quotas.deferred
         rows.limit_ordered_bytes[:], rows.limit_deferred_bytes[:] = limits.ordered, limits.deferred
 
-    def _reclaim(self, context: StepContext, app: int, missing_bytes: int, requester: reserves.MemoryRequester) -> None:
+    def _reclaim(self, context: StepContext, app: int, missing_bytes: int, requester: requests.MemoryRequester) -> None:
         """Reclaim from the application's containers but the exempt ones, as far as they have slack."""
         rows = self.cluster.rows
         missing, exempt = np.zeros(len(self.cluster.apps), dtype=np.int64), np.zeros(rows.count, dtype=np.bool_)
@@ -342,7 +355,7 @@ class AllocationCycle:
 
     def _resync(self, index: IntArray, seq: int) -> None:
         """Resync rows whose update failed or was lost, unless a newer one is in flight."""
-        ledger.resync(self.cluster.rows, index[self.cluster.rows.limit_update_seq[index] == seq])
+        resync(self.cluster.rows, index[self.cluster.rows.limit_update_seq[index] == seq])
 
     def _new_refusals(self, refused: list[PendingRefusal]) -> tuple[RefusedContainer, ...]:
         """Record refusals; returns the new ones."""
@@ -368,16 +381,15 @@ class AllocationCycle:
         updates = self._limit_updates(context, to_send, before) if len(to_send) else []
         any_changed = bool(changed.any())
         context = context.updated() if any_changed else context
-        if not quiet and (refills := self._reserves.plan_updates(context)):
+        if not quiet and (refills := self._grant(context, self._reserves.plan_due(context))):
             updates += refills
             context = context.updated()
         publish_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
         if not (publish_pools or any_changed):
             return Outcome(tuple(updates), (), refusals)
-        result = StepResult(context, self.step_count, before, *self._reasons)
         new = dict(grouped(np.flatnonzero(changed), rows.app))
         decisions = [
-            messages.limit_decisions(app, new.get(app, _NO_ROWS), result)
+            self._decisions(context, app, new.get(app, _NO_ROWS), before)
             for app in np.flatnonzero(table.known).tolist()
             if publish_pools or app in new
         ]
@@ -385,16 +397,103 @@ class AllocationCycle:
 
     def _limit_updates(self, context: StepContext, index: IntArray, before: Ordered) -> list[LimitUpdate]:
         """One limit update per node and epoch."""
-        rows, epochs = self.cluster.rows, context.epochs
+        cluster, rows, epochs = self.cluster, self.cluster.rows, context.epochs
         index = index[np.lexsort((epochs[rows.app[index]], rows.node[index]))]
-        epoch, changed = epochs[rows.app[index]], messages.ChangedRows.of(rows, index, before)
+        epoch, quota_us, limit_bytes = (
+            epochs[rows.app[index]],
+            rows.quota_ordered_us[index],
+            rows.limit_ordered_bytes[index],
+        )
+        changed = {
+            "quota_us": np.where(quota_us == before.quota_us[index], 0, quota_us),
+            "limit_bytes": np.where(limit_bytes == before.limit_bytes[index], 0, limit_bytes),
+        }
         seq, updates = np.empty(len(index), dtype=np.int64), []
         for part in runs(rows.node[index], epoch):
-            update = self._sequence.next(int(epoch[part.start]), context.time.wall_ns)
-            seq[part] = update.seq
-            updates.append(messages.limit_update(self.cluster, changed, part, update))
-        ledger.record_updates(rows, index, (changed.quota_us, changed.limit_bytes), seq)
+            mine = index[part]
+            apps = tuple(cluster.apps[app] for app in sorted(set(rows.app[mine].tolist())))
+            columns = {name: column[part] for name, column in changed.items()}
+            keys = [cluster.keys[row] for row in mine.tolist()]
+            node = cluster.nodes[int(rows.node[mine[0]])]
+            updates.append(self._update(node, int(epoch[part.start]), apps, context.time, (keys, columns)))
+            seq[part] = updates[-1].seq
+        record_updates(rows, index, (changed["quota_us"], changed["limit_bytes"]), seq)
         return updates
+
+    def _grant(self, context: StepContext, plan: tuple[IntArray, IntArray] | None) -> tuple[LimitUpdate, ...]:
+        """Fences with cumulative reserve grants, and the bounds for granting from them, one per node and epoch."""
+        if plan is None:
+            return ()
+        cluster, node_reserves, fair, updates = self.cluster, self.cluster.reserves, context.fair, []
+        given_of = dict(zip(plan[0].tolist(), plan[1].tolist(), strict=True))
+        epochs = context.epochs[node_reserves.app]
+        for node, of_node in grouped(plan[0], node_reserves.node):
+            for epoch, mine in grouped(of_node, epochs):
+                given, app = [given_of[row] for row in mine.tolist()], node_reserves.app[mine]
+                update = self._update(
+                    cluster.nodes[node],
+                    epoch,
+                    tuple(cluster.apps[each] for each in app.tolist()),
+                    context.time,
+                    reserve_given_bytes=tuple(given),
+                    container_max_bytes=tuple(context.table.max_memory_bytes[app].tolist()),
+                    fair_share_bytes=tuple(fair.share_bytes[app].tolist()),
+                    fair_growth_bytes=tuple(fair.growth_bytes[app].tolist()),
+                )
+                updates.append(update)
+                total = np.array(given, dtype=np.int64)
+                node_reserves.record_update(mine, total, fair.share_bytes[app], update.seq, context.time.now_ns)
+        return tuple(updates)
+
+    def _update(
+        self,
+        node: NodeState,
+        epoch: int,
+        apps: tuple[str, ...],
+        time: StepTime,
+        rows: tuple[list[str], dict[str, Any]] | None = None,
+        **fields: Any,
+    ) -> LimitUpdate:
+        """The next update; without ``rows`` (keys and columns) a fence: it claims applications and requests state."""
+        self._newest_seq += 1
+        keys, columns = rows or _NO_CHANGES
+        identity = {"node": node.name, "incarnation": node.incarnation, "epoch": epoch, "seq": self._newest_seq}
+        return LimitUpdate.build(keys, columns, **identity, time_ns=time.wall_ns, apps=apps, **fields)
+
+    def _decisions(self, context: StepContext, app: int, index: IntArray, before: Ordered) -> LimitDecisions:
+        """Changes of one application in one step; with an empty ``index`` only its pools."""
+        cluster, table, pools = context.cluster, context.table, context.holdings.pools
+        rows = cluster.rows
+        quota_us, limit_bytes = rows.quota_ordered_us[index], rows.limit_ordered_bytes[index]
+        quota_before, limit_before = before.quota_us[index], before.limit_bytes[index]
+        columns: dict[str, Any] = {
+            "quota_from_us": quota_before,
+            "quota_to_us": np.where(quota_us != quota_before, quota_us, 0),
+            "limit_from_bytes": limit_before,
+            "limit_to_bytes": np.where(limit_bytes != limit_before, limit_bytes, 0),
+        }
+        for prefix, why in zip(("quota", "limit"), self._reasons, strict=True):
+            columns |= {
+                f"{prefix}_reason": why.reason[index],
+                f"{prefix}_measured": why.measured[index],
+                f"{prefix}_threshold": why.threshold[index],
+            }
+        return LimitDecisions.build(
+            [cluster.keys[row] for row in index.tolist()],
+            columns,
+            app=cluster.apps[app],
+            mode="observe" if table.observe_only[app] else "enforce",
+            policy="waterfill" if table.waterfill[app] else "escra",
+            epoch=int(context.epochs[app]),
+            step=self.step_count,
+            time_ns=context.time.wall_ns,
+            container_count=int(pools.containers[app]),
+            cpu_limit_us=int(table.cpu_limit_us[app]),
+            cpu_allocated_us=int(pools.quota_committed_us[app]),
+            memory_limit_bytes=int(table.memory_limit_bytes[app]),
+            memory_allocated_bytes=int(pools.limit_committed_bytes[app]),
+            memory_reserved_bytes=int(pools.reserved_bytes[app]),
+        )
 
     def _follow_slots(self) -> None:
         """Estimates follow the containers that were added and removed since the last step."""

@@ -9,7 +9,14 @@ from schemas.queries import AppState, Explanation
 from schemas.reasons import Reason, Resource, quantity, sentence
 
 
-def explain(resource: Resource, change: tuple[int, int], why: tuple[int, float, float], pool: int | None = None) -> str:
+def explain(
+    resource: Resource,
+    change: tuple[int, int],
+    why: tuple[int, float, float],
+    pool: int | None = None,
+    *,
+    observed: bool = False,
+) -> str:
     """One decision, such as "raised 0.30 cores -> 0.45 cores, throttled: ..., pool 0.50 cores".
 
     Args:
@@ -17,13 +24,13 @@ def explain(resource: Resource, change: tuple[int, int], why: tuple[int, float, 
         change: limit before and after; -1: unlimited.
         why: reason (`schemas.reasons.Reason`), measured value and threshold.
         pool: what the application had free after the step, if known.
+        observed: mode `observe`: nothing was changed.
     """
     before, after = change
+    verb = "keep" if before == after else "cut" if before < 0 or after < before else "raise"
+    verb = f"would {verb}" if observed else {"keep": "kept", "cut": "cut", "raise": "raised"}[verb]
     left = "" if pool is None else f", pool {quantity(resource, max(pool, 0))}"
-    return (
-        f"{_verb(before, after)} {quantity(resource, before)} -> {quantity(resource, after)}, "
-        f"{sentence(resource, *why)}{left}"
-    )
+    return f"{verb} {quantity(resource, before)} -> {quantity(resource, after)}, {sentence(resource, *why)}{left}"
 
 
 def explanations(decisions: LimitDecisions) -> Iterator[Explanation]:
@@ -44,7 +51,7 @@ def explanations(decisions: LimitDecisions) -> Iterator[Explanation]:
                     before=before,
                     after=after,
                     reason=_reason_name(why[0]),
-                    sentence=explain(resource, (before, after), why, free),
+                    sentence=explain(resource, (before, after), why, free, observed=decisions.mode == "observe"),
                 )
 
 
@@ -64,9 +71,3 @@ def _reason_name(reason: int) -> str:
         return Reason(reason).name.lower()
     except ValueError:
         return str(reason)
-
-
-def _verb(before: int, after: int) -> str:
-    if before == after:
-        return "kept"
-    return "cut" if before < 0 or after < before else "raised"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,32 +21,27 @@ from schemas.queries import (
 )
 from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock, monotonic_ns
-from services.allocator.budget import ledger
 from services.allocator.cycle import AllocationCycle
 from services.allocator.explain import explanations, summary
 from services.allocator.leases.membership import Membership
-
-REMEMBERED_STEPS = 600
-"""Remembered steps with changes per application: a minute at one per period."""
+from services.allocator.state.budget import committed_limits
 
 
 class Queries:
     """Answers from the allocation and its recent decisions; changes nothing."""
 
-    def __init__(self, allocation: AllocationCycle, membership: Membership, clock: Clock) -> None:
+    def __init__(
+        self,
+        allocation: AllocationCycle,
+        membership: Membership,
+        clock: Clock,
+        history: Mapping[str, Sequence[LimitDecisions]],
+    ) -> None:
+        """Answer; ``history``: recent decisions by application, oldest first."""
         self._allocation = allocation
         self._membership = membership
         self._clock = clock
-        self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
-
-    def remember(self, decisions: LimitDecisions) -> None:
-        """Remember a step's changes for `explain`."""
-        if decisions.row_count:
-            self._history[decisions.app].append(decisions)
-
-    def forget(self, app: str) -> None:
-        """Drop the history: another replica owns the application."""
-        self._history.pop(app, None)
+        self._history = history
 
     # -- any replica ---------------------------------------------------------------------------------------------
 
@@ -70,7 +66,7 @@ class Queries:
             return _bad_request(request)
         if request.app not in self._allocation.cluster.specs:
             return self._unknown(request.app)
-        if self._membership.owner(request.app) == self._membership.id:
+        if self._membership.leases.owner(request.app) == self._membership.id:
             return await self.own_explain(delivery)
         owner = self._owner_elsewhere(request.app)
         if not owner:
@@ -79,7 +75,7 @@ class Queries:
 
     def _owner_elsewhere(self, app: str) -> str:
         """Owner of an application if another replica; empty: none known."""
-        owner = self._membership.owner(app)
+        owner = self._membership.leases.owner(app)
         return "" if owner == self._membership.id else owner
 
     # -- this replica --------------------------------------------------------------------------------------------
@@ -89,7 +85,7 @@ class Queries:
         request = delivery.message
         if not isinstance(request, StateRequest):
             return _bad_request(request)
-        states = self._own_states(sorted(self._membership.held) if request.app is None else [request.app])
+        states = self._own_states(sorted(self._membership.leases.held) if request.app is None else [request.app])
         if request.app is not None and not states:
             return _no_owner(request.app)
         return self._reply(list(states.values()))
@@ -144,7 +140,7 @@ class Queries:
         cluster, spec = allocation.cluster, allocation.cluster.specs[app]
         index = cluster.app_index(app)
         pools, rows = allocation.pools(), cluster.rows
-        quota_held, limit_held = ledger.committed_limits(rows, allocation.table.observe_only[rows.app])
+        quota_held, limit_held = committed_limits(rows, allocation.table.observe_only[rows.app])
         now_ns = monotonic_ns(self._clock)
         containers = tuple(
             ContainerState(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
@@ -11,7 +12,7 @@ from typing import ClassVar
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
-from schemas.limits import LimitUpdate
+from schemas.limits import LimitDecisions, LimitUpdate
 from schemas.message import Message
 from schemas.oom import MemoryRequest
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
@@ -22,15 +23,16 @@ from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import NEW_TRACE, Begin, span
-from services.allocator.batch_inbox import BatchInbox
+from services.allocator.agent_channel import BatchInbox, UpdateSender
 from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
 from services.allocator.leases.membership import Callbacks, Membership
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.step_context import StepTime
-from services.allocator.update_sender import UpdateSender
+from services.allocator.state.budget import StepTime
 
 FENCE_EVERY_S = 0.25
+REMEMBERED_STEPS = 600
+"""Remembered steps with changes per application, for `explain`: a minute at one per period."""
 
 
 class Allocator:
@@ -52,7 +54,8 @@ class Allocator:
         self._sender = UpdateSender(
             runtime, allocation, self._step_time, self._after_replies, self._membership.may_decide
         )
-        self._queries = Queries(allocation, self._membership, self._clock)
+        self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
+        self._queries = Queries(allocation, self._membership, self._clock, self._history)
         self._subscriptions: list[Subscription] = []
         self._reclaimed_s = self._fenced_s = self._paused_s = self._clock.monotonic()
         self.changes = 0
@@ -102,13 +105,13 @@ class Allocator:
 
     def _release(self, app: str) -> None:
         self._allocation.release(app)
-        self._queries.forget(app)
+        self._history.pop(app, None)
         self._runtime.spawn(self._inbox.unsubscribe(app), name=f"ignore {app}")
 
     def _release_lost(self) -> None:
         """Release applications of which an agent knows a newer epoch; their leases are read again."""
         for app in self._allocation.drain_lost():
-            self._log.warning("stale_epoch", app=app, epoch=self._membership.held.get(app))
+            self._log.warning("stale_epoch", app=app, epoch=self._membership.leases.held.get(app))
             self._membership.report_stale_epoch(app)
 
     # -- the step ----------------------------------------------------------------------------------------------
@@ -155,7 +158,8 @@ class Allocator:
         for decisions in outcome.decisions:
             self.changes += decisions.row_count
             self._bus.publish(_decisions_subject(self._bus.root, decisions.app), decisions)
-            self._queries.remember(decisions)
+            if decisions.row_count:
+                self._history[decisions.app].append(decisions)
         for refusal in outcome.refusals:
             self._publish_refusal(refusal)
 
@@ -195,7 +199,7 @@ class Allocator:
         return reply
 
     def _require_ownership(self, app: str) -> None:
-        if not self._membership.may_decide() or app not in self._membership.held:
+        if not self._membership.may_decide() or app not in self._membership.leases.held:
             raise RequestRefusedError(503, f"{app} has no owner at present: retry")
 
     # -- applications and nodes --------------------------------------------------------------------------------
@@ -223,7 +227,7 @@ class Allocator:
             return
         if isinstance(message, AppSpec):
             self._allocation.set_spec(app, message)
-            epoch = self._membership.held.get(app)
+            epoch = self._membership.leases.held.get(app)
             if epoch is not None and not self._allocation.epoch_of(
                 app
             ):  # withdrawn and announced again before the lease was released
@@ -273,7 +277,7 @@ class Allocator:
         cluster, allocation, membership = self._allocation.cluster, self._allocation, self._membership
         for name, read in {
             "applications": lambda: len(cluster.specs),
-            "owned_applications": lambda: len(membership.held),
+            "owned_applications": lambda: len(membership.leases.held),
             "containers": lambda: cluster.rows.count,
             "refused_containers": lambda: len(allocation.refusals),
             "steps_total": lambda: allocation.step_count,
@@ -282,8 +286,8 @@ class Allocator:
             "unacknowledged_limit_updates_total": lambda: self._sender.lost,
             "memory_requests_total": lambda: self.memory_requests,
             "refused_memory_requests_total": lambda: self.refused_memory_requests,
-            "takeovers_total": lambda: membership.takeovers,
-            "lost_leases_total": lambda: membership.lost_leases,
+            "takeovers_total": lambda: membership.leases.acquired,
+            "lost_leases_total": lambda: membership.leases.lost,
             "failed_renewals_total": lambda: membership.failed_renewals,
             "out_of_order_batches_total": lambda: cluster.counts.out_of_order,
             "stale_batches_total": lambda: cluster.counts.stale,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -16,8 +15,10 @@ from typing import Final, NoReturn
 
 from services._runtime.bus.api import BusError, BusSettingsError
 from services._runtime.bus.nats import NatsBus
+from services._runtime.command.tool_events import emit, emit_error, say
 from services._runtime.command.tool_parser import EXIT_USAGE
-from services._runtime.service.settings import SettingsError
+from services._runtime.settings_error import SettingsError
+from services._runtime.stdout import discard_stdout
 from services._runtime.telemetry.logging import setup_logging
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
@@ -83,18 +84,6 @@ def number_within(kind: type[int | float], least: float, most: float) -> Callabl
     return convert
 
 
-def emit(event: str, **fields: object) -> None:
-    """Write one event line to standard output, at once."""
-    sys.stdout.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
-    sys.stdout.flush()
-
-
-def say(text: str) -> None:
-    """Write a line of text to standard error."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
 def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     """Run a tool as this process: errors become an ``error`` event, a sentence and an exit code."""
     setup_logging(name, level="error", log_format="console")  # errors are printed, not logged
@@ -107,7 +96,7 @@ def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted; what was finished is kept", EXIT_INTERRUPTED))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
+        discard_stdout()
         sys.exit(EXIT_UNAVAILABLE)
     except Exception as error:  # noqa: BLE001 - whatever it is, its exit code is 70
         traceback.print_exc()
@@ -129,8 +118,7 @@ def _is_missing_file(error: BaseException | None) -> bool:
 
 def _fail(text: str, code: int) -> int:
     say(text if code == EXIT_INTERRUPTED else f"error: {text}")
-    emit("error", message=text, exit_code=code)
-    return code
+    return emit_error(text, code)
 
 
 def default_directory(tool: str) -> Path:

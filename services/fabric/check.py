@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from services._host.frr import Frr, FrrError
 from services.fabric.access import SOCKET, SOCKETS_ACCESS, exposure_of
+from services.fabric.frr_text import DAEMON_PRIORITIES
 from services.fabric.journal import Journal
-from services.fabric.layout import DAEMON_PRIORITIES, layout, load_command
+from services.fabric.layout import layout, load_command
 from services.fabric.machine import Machine
 from services.fabric.model import HostFile, Uplink
 from services.fabric.nic import Nics
@@ -67,7 +68,7 @@ def _compare(resource: Resource, value: str | None, *, owned: bool) -> Iterator[
     try:
         step = step_for(resource, value, owned=owned)
     except ConflictError as conflict:
-        yield Difference(resource.key, "somebody else's", resource.show(resource.value), conflict.remedy)
+        yield Difference(resource.key, "not made by turnbuckle", resource.show(resource.value), conflict.remedy)
         return
     if step.writes:
         yield Difference(

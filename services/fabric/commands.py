@@ -60,9 +60,9 @@ def plan_command(
     as_json: JsonOption = False,
 ) -> None:
     """Show what `up` would do now, each step with its shell command. Changes nothing."""
+    from services.fabric.apply import plan  # noqa: PLC0415
     from services.fabric.environment import fast_path_environment, reconciler_environment  # noqa: PLC0415
     from services.fabric.host_file import load_host_file  # noqa: PLC0415 - pyroute2 takes 0.15 s to import
-    from services.fabric.plan import plan  # noqa: PLC0415
 
     host = load_host_file(file)
     steps = plan(host)
@@ -172,7 +172,8 @@ async def check_network_edge(*, requested: bool) -> list[Finding]:
 
 
 def _print_load_hint(host: HostFile) -> None:
-    from services.fabric.layout import DAEMON_PRIORITIES, load_command  # noqa: PLC0415
+    from services.fabric.frr_text import DAEMON_PRIORITIES  # noqa: PLC0415
+    from services.fabric.layout import load_command  # noqa: PLC0415
     from services.fabric.paths import FrrPaths  # noqa: PLC0415
 
     command = load_command(host, FrrPaths(), next(iter(DAEMON_PRIORITIES)))

@@ -11,8 +11,8 @@ from typing import Final
 
 from services._host.fast_path_heartbeat import GROUP
 from services._host.frr import DIRECTORY, Frr, FrrError
+from services._host.instance_lock import namespace_lock_path
 from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
-from services._host.namespace_lock import lock_path
 from services._host.netns import inside
 from services._runtime.command.finding import Finding, Level
 from services.fabric.access import SOCKET, access_of, exposure_of
@@ -247,4 +247,4 @@ async def check_network_edge(*, requested: bool) -> list[Finding]:
 def _lock_directory() -> Path:
     """Of reconcilers and fast paths."""
     given = os.environ.get(ReconcilerSettings.variable("state_directory"))
-    return lock_path(Path(given or ReconcilerSettings.model_fields["state_directory"].default), None).parent
+    return namespace_lock_path(Path(given or ReconcilerSettings.model_fields["state_directory"].default), None).parent

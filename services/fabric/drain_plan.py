@@ -61,7 +61,7 @@ def _commands(host: HostFile, changes: Iterable[tuple[Uplink, frozenset[str], fr
     for uplink, before, after in changes:
         replaced = {_DIRECTIONS[name] for name in after}
         sessions += [f"neighbor {uplink.neighbour} route-map {name} {_DIRECTIONS[name]}" for name in sorted(after)]
-        # The session takes its group's route map again; ours stay in FRR, unused.
+        # The session takes its group's route map again; the drain's route maps stay in FRR, unused.
         sessions += [
             f"no neighbor {uplink.neighbour} route-map {name} {_DIRECTIONS[name]}"
             for name in sorted(before)

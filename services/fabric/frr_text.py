@@ -16,6 +16,8 @@ from services.fabric.model import Bfd, Bgp, HostFile, Uplink
 BFD_PROFILE: Final = "turnbuckle"
 PEER_GROUP: Final = "FABRIC"
 MOST_PATHS: Final = 8
+DAEMON_PRIORITIES: Final = {"zebra": 15, "bgpd": 15, "bfdd": 30}
+"""SCHED_RR. BFD above what can keep the processor for long, or a busy bgpd makes BFD report faults (measured)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,15 @@ from typing import Any, Final
 
 from services._runtime.command.errors import CommandError
 from services._runtime.file_lock import open_lock_file, try_flock
-from services.fabric import resources, sriov
+from services.fabric import resources
 from services.fabric.resources import Directory, Resource, TextFile
 
 VERSION: Final = 1
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-_KINDS: Final = {kind.__name__: kind for kind in (*resources.KINDS, *sriov.KINDS)}
+_KINDS: Final[dict[str, type[Resource]]] = {
+    name: kind for name, kind in vars(resources).items() if isinstance(kind, type) and issubclass(kind, Resource)
+}
 
 
 class JournalError(CommandError):
@@ -53,7 +55,7 @@ class Journal:
         """Read a host's journal; an empty one if there is none.
 
         Raises:
-            JournalError: it cannot be read or is none of ours.
+            JournalError: it cannot be read or has another format.
         """
         file = directory / f"{name}.json"
         try:

@@ -6,7 +6,7 @@ import hashlib
 from typing import Final
 
 from services.fabric.access import SOCKETS_ACCESS
-from services.fabric.frr_text import FrrConfiguration, host_configuration
+from services.fabric.frr_text import DAEMON_PRIORITIES, FrrConfiguration, host_configuration
 from services.fabric.model import HostFile, Port, Uplink, VirtualFunction
 from services.fabric.paths import FrrPaths
 from services.fabric.resources import (
@@ -14,22 +14,24 @@ from services.fabric.resources import (
     Daemon,
     Device,
     Directory,
+    Feature,
     LinkAttribute,
+    MovedFunction,
     Namespace,
     PortFlag,
+    Representor,
     Resource,
     StaticEntry,
+    SwitchMode,
     Sysctl,
     TextFile,
+    VirtualFunctions,
     bridge_text,
     veth_text,
     vxlan_text,
 )
-from services.fabric.sriov import Feature, MovedFunction, Representor, SwitchMode, VirtualFunctions
 
 TC_OFFLOAD: Final = "hw-tc-offload"
-DAEMON_PRIORITIES: Final = {"zebra": 15, "bgpd": 15, "bfdd": 30}
-"""SCHED_RR. BFD above what can keep the processor for long, or a busy bgpd makes BFD report faults (measured)."""
 ZEBRA_BUFFER_BYTES: Final = 90_000_000
 """Netlink receive buffer, as FRR's own packages set it."""
 
@@ -61,7 +63,7 @@ def _namespaces(host: HostFile) -> list[Resource]:
 def _sysctls(host: HostFile) -> list[Resource]:
     wanted = {"net/ipv4/fib_multipath_hash_policy": "1", "net/ipv4/conf/all/rp_filter": "0"}
     for uplink in host.uplinks:
-        # While one uplink fails, packets of a peer arrive where no route of ours leads back.
+        # While one uplink fails, packets of a peer arrive to which no route of this host leads back.
         wanted[f"net/ipv4/conf/{uplink.name}/rp_filter"] = "0"
         if uplink.peer is None:
             # FRR reads the switch's advertisements itself; the kernel must not make a default route of them.
@@ -140,7 +142,7 @@ def _encapsulation(host: HostFile, mtu: int) -> list[Resource]:
         port=host.encapsulation.port,
         external=True,
     )
-    # It only sends: what arrives on its port is nobody's, and must not get into this host's own stack.
+    # It only sends: what arrives on its port has no receiver, and must not get into this host's own stack.
     ip_disabled = {
         f"net/ipv4/conf/{device.name}/rp_filter": "1",  # no route leads back through it, so no source is right
         f"net/ipv4/conf/{device.name}/arp_ignore": "8",
@@ -243,7 +245,7 @@ def started_frr(host: HostFile, configuration: FrrConfiguration, paths: FrrPaths
 
 
 def priorities(*, with_bfd: bool, realtime: bool) -> dict[str, int]:
-    """Daemons in the order in which they are started, and the priority of each; 0: as everybody."""
+    """Daemons in the order in which they are started, and the priority of each; 0: default scheduling."""
     wanted = [name for name in DAEMON_PRIORITIES if name != "bfdd" or with_bfd]
     return {name: DAEMON_PRIORITIES[name] if realtime else 0 for name in wanted}
 

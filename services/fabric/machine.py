@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatchmethod
 from pathlib import Path
@@ -17,23 +16,22 @@ from typing import Final, Self
 from services._host.netns import inside, netns_path
 from services.fabric import daemons
 from services.fabric.access import access_of
-from services.fabric.links import Links
+from services.fabric.links import LinkResource, Links
 from services.fabric.nic import Nics
 from services.fabric.resources import (
     PRESENT,
-    Address,
     Daemon,
-    Device,
     Directory,
-    LinkAttribute,
+    Feature,
+    MovedFunction,
     Namespace,
-    PortFlag,
+    Representor,
     Resource,
-    StaticEntry,
+    SwitchMode,
     Sysctl,
     TextFile,
+    VirtualFunctions,
 )
-from services.fabric.sriov import Feature, MovedFunction, Representor, SwitchMode, VirtualFunctions
 
 SYSCTL_ROOT: Final = Path("/proc/sys")
 
@@ -114,36 +112,13 @@ class Machine:
         raise TypeError(f"cannot read {resource!r}")
 
     @read.register
+    def _read_link(self, resource: LinkResource) -> str | None:
+        links = self._links_if_there(resource.netns)
+        return links.read(resource) if links else None
+
+    @read.register
     def _read_namespace(self, resource: Namespace) -> str | None:
         return PRESENT if netns_path(resource.name).exists() else None
-
-    @read.register
-    def _read_device(self, resource: Device) -> str | None:
-        links = self._links_if_there(resource.netns)
-        inner_gone = resource.peer_netns and not netns_path(resource.peer_netns).exists()
-        if links is None or (inner_gone and links.find(resource.name) is None):
-            return None
-        return "veth whose peer is gone" if inner_gone else links.describe(resource)
-
-    @read.register
-    def _read_attribute(self, resource: LinkAttribute) -> str | None:
-        links = self._links_if_there(resource.netns)
-        return links.attribute(resource.device, resource.attribute) if links else None
-
-    @read.register
-    def _read_flag(self, resource: PortFlag) -> str | None:
-        links = self._links_if_there(resource.netns)
-        return links.port_flag(resource.device, resource.flag) if links else None
-
-    @read.register
-    def _read_address(self, resource: Address) -> str | None:
-        links = self._links_if_there(resource.netns)
-        return PRESENT if links and links.has_address(resource.device, resource.address) else None
-
-    @read.register
-    def _read_entry(self, resource: StaticEntry) -> str | None:
-        links = self._links_if_there(resource.netns)
-        return PRESENT if links and links.has_static_entry(resource.device, resource.mac) else None
 
     @read.register
     def _read_sysctl(self, resource: Sysctl) -> str | None:
@@ -188,11 +163,6 @@ class Machine:
     def _read_feature(self, resource: Feature) -> str | None:
         return self.nics.feature(resource.device, resource.feature)
 
-    @read.register
-    def _read_function(self, resource: MovedFunction) -> str | None:
-        links = self._links_if_there(resource.netns)
-        return PRESENT if links and links.find(resource.device) else None
-
     # -- writing -------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
@@ -205,28 +175,12 @@ class Machine:
         raise TypeError(f"cannot write {resource!r}")
 
     @write.register
+    def _write_link(self, resource: LinkResource) -> None:
+        self.links(resource.netns).write(resource)
+
+    @write.register
     def _write_namespace(self, resource: Namespace) -> None:
         _run("ip", "netns", "add", resource.name)
-
-    @write.register
-    def _write_device(self, resource: Device) -> None:
-        self.links(resource.netns).add(resource)
-
-    @write.register
-    def _write_attribute(self, resource: LinkAttribute) -> None:
-        self.links(resource.netns).set_attribute(resource.device, resource.attribute, resource.value)
-
-    @write.register
-    def _write_flag(self, resource: PortFlag) -> None:
-        self.links(resource.netns).set_port_flag(resource.device, resource.flag, resource.value)
-
-    @write.register
-    def _write_address(self, resource: Address) -> None:
-        self.links(resource.netns).add_address(resource.device, resource.address)
-
-    @write.register
-    def _write_entry(self, resource: StaticEntry) -> None:
-        self.links(resource.netns).add_static_entry(resource.device, resource.mac)
 
     @write.register
     def _write_sysctl(self, resource: Sysctl) -> None:
@@ -294,22 +248,15 @@ class Machine:
         """
 
     @remove.register
+    def _remove_link(self, resource: LinkResource) -> None:
+        if links := self._links_if_there(resource.netns):
+            links.remove(resource)
+
+    @remove.register
     def _remove_namespace(self, resource: Namespace) -> None:
         self._forget(resource.name)
         if netns_path(resource.name).exists():
             _run("ip", "netns", "del", resource.name)
-
-    @remove.register
-    def _remove_device(self, resource: Device) -> None:
-        self._if_there(resource.netns, lambda links: links.delete(resource.name))
-
-    @remove.register
-    def _remove_address(self, resource: Address) -> None:
-        self._if_there(resource.netns, lambda links: links.delete_address(resource.device, resource.address))
-
-    @remove.register
-    def _remove_entry(self, resource: StaticEntry) -> None:
-        self._if_there(resource.netns, lambda links: links.delete_static_entry(resource.device, resource.mac))
 
     @remove.register
     def _remove_directory(self, resource: Directory) -> None:
@@ -331,15 +278,6 @@ class Machine:
     def _remove_functions(self, resource: VirtualFunctions) -> None:
         if self.nics.function_count(resource.nic):
             self.nics.set_function_count(resource.nic, 0)
-
-    @remove.register
-    def _remove_function(self, resource: MovedFunction) -> None:
-        home, name = Path("/proc/self/ns/net"), resource.home_name
-        self._if_there(resource.netns, lambda links: links.move(resource.device, home, name))
-
-    def _if_there(self, netns: str | None, action: Callable[[Links], None]) -> None:
-        if links := self._links_if_there(netns):
-            action(links)
 
 
 def _name_or_id(text: str) -> str | int:

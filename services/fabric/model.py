@@ -31,6 +31,7 @@ LARGEST_MTU_BYTES: Final = 65_465
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 _INTERFACE_PATTERN: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
 _POINT_TO_POINT: Final = 31
+_BFD_PATTERN: Final = re.compile(r"(\d+)x(\d+)")
 _MAC_PATTERN: Final = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -170,6 +171,26 @@ class Bfd(_Part):
 
     interval_ms: Annotated[int, Field(strict=True, ge=10, le=60_000)] = 50
     multiplier: Annotated[int, Field(strict=True, ge=2, le=255)] = 3
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``50x3``.
+
+        Raises:
+            ValueError: it is written otherwise, or out of range.
+        """
+        found = _BFD_PATTERN.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is no BFD timing: write interval in ms and multiplier, such as 50x3")
+        return cls(interval_ms=int(found[1]), multiplier=int(found[2]))
+
+    @property
+    def detection_ms(self) -> int:
+        """The longest that a dead path stays unnoticed."""
+        return self.interval_ms * self.multiplier
+
+    def __str__(self) -> str:
+        return f"{self.interval_ms}x{self.multiplier}"
 
 
 class Bgp(_Part):

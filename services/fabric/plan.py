@@ -1,4 +1,4 @@
-"""Plan of `fabric up`: one step per resource, from the host's state and the desired state of the file."""
+"""Steps of `fabric up` and `down`, one for each resource: from its value on the host to its desired value. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.fabric.journal import Entry, Journal
-from services.fabric.layout import layout
-from services.fabric.machine import Machine
-from services.fabric.model import HostFile
-from services.fabric.nic import Nics
-from services.fabric.paths import FabricPaths
-from services.fabric.preflight import run_preflight
-from services.fabric.preflight_error import PreflightError, PreflightProblem
+from services.fabric.journal import Entry
 from services.fabric.resources import PRESENT, Resource
 
 
@@ -56,42 +49,6 @@ class Step:
 
 Progress = Callable[[Step], None]
 """Called with each step once it is done."""
-
-
-def plan(host: HostFile, paths: FabricPaths | None = None) -> list[Step]:
-    """Every step that `up` would take now, with those that need not be taken.
-
-    Raises:
-        PreflightError: the file does not suit the host; each mistake with its remedy.
-    """
-    paths = paths or FabricPaths()
-    with Machine(Nics(paths.sysfs)) as machine:
-        journal = Journal.load(paths.state, host.name)
-        return compute_steps(host, machine, journal, paths)[0]
-
-
-def compute_steps(
-    host: HostFile, machine: Machine, journal: Journal, paths: FabricPaths
-) -> tuple[list[Step], tuple[Resource, ...]]:
-    """As `plan`, on an open machine; and everything that the file asks for."""
-    mtu = run_preflight(host, machine, paths)
-    wanted = layout(host, mtu, paths.frr)
-    steps = [removal(entry) for entry in obsolete(journal.entries, wanted)]
-    fresh: set[str] = set()
-    conflicts = []
-    for resource in wanted:
-        current = None if resource.parent in fresh else machine.read(resource)
-        try:
-            step = step_for(resource, current, owned=journal.made(resource.key))
-        except ConflictError as conflict:
-            conflicts.append(PreflightProblem(str(conflict), conflict.remedy))
-            continue
-        if step.action in {Action.MAKE, Action.REPLACE}:
-            fresh.add(resource.key)
-        steps.append(step)
-    if conflicts:
-        raise PreflightError(conflicts)
-    return steps, wanted
 
 
 def obsolete(entries: Mapping[str, Entry], wanted: Iterable[Resource]) -> list[Entry]:

@@ -10,20 +10,19 @@ import pwd
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from services._host.netns import netns_path
 from services.fabric.access import VTY_GROUP
-from services.fabric.daemons import find_process
-from services.fabric.layout import DAEMON_PRIORITIES, frr_resources
+from services.fabric.frr_text import DAEMON_PRIORITIES
 from services.fabric.links import unsupported_devices
 from services.fabric.model import HostFile
 from services.fabric.nic import Nics
 from services.fabric.paths import FrrPaths
 from services.fabric.preflight_error import PreflightProblem
-from services.fabric.resources import Daemon
-from services.fabric.sriov import SWITCHDEV
+from services.fabric.resources import SWITCHDEV
 
 _CLONE_NEWNET: Final = 0x40000000
 _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
@@ -114,10 +113,12 @@ def frr(host: HostFile, paths: FrrPaths) -> Iterator[PreflightProblem]:
 
 def _other_zebra(host: HostFile, paths: FrrPaths) -> Iterator[PreflightProblem]:
     """Two zebras in one namespace remove each other's routes."""
-    pids = {find_process(resource) for resource in frr_resources(host, paths) if isinstance(resource, Daemon)}
+    own = ""
+    with suppress(OSError):
+        own = Path(paths.runtime, host.pathspace or host.name, "zebra.pid").read_text(encoding="ascii").strip()
     place = netns_path(host.netns) if host.netns else Path("/proc/self/ns/net")
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in pids:
+        if not entry.name.isdigit() or entry.name == own:
             continue
         try:
             if (entry / "comm").read_text().strip() != "zebra" or not (entry / "ns/net").samefile(place):

@@ -1,21 +1,19 @@
-"""What a host can have: each resource has a key, a value that it should have, and the command that gives it. Pure.
+"""What a host can have: each resource has a key, a desired value, and the shell commands that make and remove it. Pure.
 
 A resource whose value is None on the host is absent. Undoing one that was absent removes it, another gets its earlier
-value back. A resource with a ``parent`` disappears with it.
+value back. A resource with a ``parent`` disappears with it. Of SR-IOV see Documentation/networking/switchdev.rst and
+representors.rst of the kernel, and devlink-dev(8).
 """
 
 from __future__ import annotations
 
 import shlex
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 PRESENT: Final = "present"
-
-
-def _where(netns: str | None) -> str:
-    return f"{netns}: " if netns else ""
+SWITCHDEV: Final = "switchdev"
+_NAME_LIMIT: Final = 15
 
 
 def ip_command(netns: str | None, tool: str = "ip") -> str:
@@ -32,8 +30,8 @@ def _within(netns: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resource(ABC):
-    """The base of all."""
+class Resource:
+    """The base of all. Templates may use ``{self.FIELD}``, and of the namespace ``{where}{ip}{bridge}{within}``."""
 
     value: str = PRESENT
     """What it should be."""
@@ -42,11 +40,20 @@ class Resource(ABC):
 
     exclusive: ClassVar[bool] = False
     """Cannot be changed in place: one that differs is made anew if we made it, and is a conflict if not."""
+    key_template: ClassVar[str]
+    command_template: ClassVar[str] = ""
+    removal_template: ClassVar[str] = ""
+    """Empty: it cannot be absent while its device is there."""
+
+    def _filled(self, template: str) -> str:
+        netns: str | None = getattr(self, "netns", None)
+        words = {"ip": ip_command(netns), "bridge": ip_command(netns, "bridge"), "within": _within(netns)}
+        return template.format(self=self, where=f"{netns}: " if netns else "", **words)
 
     @property
-    @abstractmethod
     def key(self) -> str:
         """Names it among a host's resources."""
+        return self._filled(self.key_template)
 
     def is_managed(self, current: str) -> bool:
         """Whether this value is what we gave it, so that it may be undone."""
@@ -56,13 +63,13 @@ class Resource(ABC):
         """A value in a few words."""
         return "absent" if value is None else value or "none"
 
-    @abstractmethod
     def commands(self) -> tuple[str, ...]:
         """Shell commands that have the same effect."""
+        return (self._filled(self.command_template),)
 
     def removal(self) -> tuple[str, ...]:
-        """Shell commands that remove it; none for what cannot be absent while its device is there."""
-        return ()
+        """Shell commands that remove it."""
+        return (self._filled(self.removal_template),) if self.removal_template else ()
 
     def undo_commands(self, before: str | None) -> tuple[str, ...]:
         """Shell commands that undo it, given the value that it had (None: it was absent)."""
@@ -73,27 +80,21 @@ class Resource(ABC):
 class Namespace(Resource):
     """A named network namespace."""
 
+    key_template = "network namespace {self.name}"
+    command_template = "ip netns add {self.name}"
+    removal_template = "ip netns del {self.name}"
+
     name: str
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"network namespace {self.name}"
-
-    def commands(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"ip netns add {self.name}",)
-
-    def removal(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"ip netns del {self.name}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device(Resource):
     """A virtual network device; its value is its kind and parameters as `ip link add` takes them."""
 
-    exclusive: ClassVar[bool] = True
+    exclusive = True
+    key_template = "{where}device {self.name}"
+    command_template = "{ip} link add {self.name} type {self.value}"
+    removal_template = "{ip} link del {self.name}"
 
     netns: str | None
     name: str
@@ -105,22 +106,9 @@ class Device(Resource):
     peer: str = ""
     peer_netns: str = ""
 
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"{_where(self.netns)}device {self.name}"
-
     def is_managed(self, current: str) -> bool:
         """As in the base; the application may have renamed its end of a pair, or moved it."""
         return current == self.value or (self.kind == "veth" and current.startswith("veth"))
-
-    def commands(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns)} link add {self.name} type {self.value}",)
-
-    def removal(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns)} link del {self.name}",)
 
 
 def bridge_text() -> str:
@@ -144,64 +132,44 @@ def veth_text(peer: str, netns: str | None) -> str:
 class LinkAttribute(Resource):
     """One changeable property of a device: ``up``, ``mtu``, ``address``, ``addrgenmode`` or ``master``."""
 
+    key_template = "{where}{self.attribute} of {self.device}"
+    command_template = "{ip} link set {self.device} {self.words}"
+
     netns: str | None
     device: str
     attribute: str
 
     @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"{_where(self.netns)}{self.attribute} of {self.device}"
-
-    def commands(self) -> tuple[str, ...]:
-        """As in the base."""
+    def words(self) -> str:
+        """The property as `ip link set` takes it."""
         if self.attribute == "state":
-            words = self.value
-        elif self.attribute == "master":
-            words = f"master {self.value}" if self.value else "nomaster"
-        else:
-            words = f"{self.attribute} {self.value}"
-        return (f"{ip_command(self.netns)} link set {self.device} {words}",)
+            return self.value
+        return f"{self.attribute} {self.value}" if self.value or self.attribute != "master" else "nomaster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortFlag(Resource):
     """A switch of a bridge's port: ``learning``, ``neigh_suppress``; on or off."""
 
+    key_template = "{where}{self.flag} on port {self.device}"
+    command_template = "{bridge} link set dev {self.device} {self.flag} {self.value}"
+
     netns: str | None
     device: str
     flag: str
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"{_where(self.netns)}{self.flag} on port {self.device}"
-
-    def commands(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns, 'bridge')} link set dev {self.device} {self.flag} {self.value}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address(Resource):
     """An address of a device."""
 
+    key_template = "{where}address {self.address} on {self.device}"
+    command_template = "{ip} address add {self.address} dev {self.device}"
+    removal_template = "{ip} address del {self.address} dev {self.device}"
+
     netns: str | None
     device: str
     address: str
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"{_where(self.netns)}address {self.address} on {self.device}"
-
-    def commands(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns)} address add {self.address} dev {self.device}",)
-
-    def removal(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns)} address del {self.address} dev {self.device}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,39 +180,24 @@ class StaticEntry(Resource):
     withdraw it from every host (measured).
     """
 
+    key_template = "{where}entry {self.mac} on {self.device}"
+    command_template = "{bridge} fdb replace {self.mac} dev {self.device} master static"
+    removal_template = "{bridge} fdb del {self.mac} dev {self.device} master"
+
     netns: str | None
     device: str
     mac: str
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"{_where(self.netns)}entry {self.mac} on {self.device}"
-
-    def commands(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns, 'bridge')} fdb replace {self.mac} dev {self.device} master static",)
-
-    def removal(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns, 'bridge')} fdb del {self.mac} dev {self.device} master",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sysctl(Resource):
     """A kernel setting of the network namespace; ``name`` with slashes, as device names may hold dots."""
 
+    key_template = "{where}{self.name}"
+    command_template = "{within}sysctl -w {self.name}={self.value}"
+
     netns: str | None
     name: str
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"{_where(self.netns)}{self.name}"
-
-    def commands(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{_within(self.netns)}sysctl -w {self.name}={self.value}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,16 +207,13 @@ class Directory(Resource):
     Its value is who may enter it, as `access.access_text` writes it; PRESENT: one that is there is left as it is.
     """
 
+    key_template = "directory {self.path}"
+
     path: str
     mode: int = 0o750
     owner: str = "frr"
     group: str = "frr"
     volatile: bool = False
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"directory {self.path}"
 
     @property
     def access(self) -> tuple[int, str, str]:
@@ -292,14 +242,12 @@ class Directory(Resource):
 class TextFile(Resource):
     """A file; its value is its text."""
 
+    key_template = "file {self.path}"
+    removal_template = "rm {self.path}"
+
     path: str
     mode: int = 0o640
     owner: str = "frr"
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"file {self.path}"
 
     def show(self, value: str | None) -> str:
         """As in the base."""
@@ -311,10 +259,6 @@ class TextFile(Resource):
         made = f"cat > {self.path} <<'EOF'\n{text}\nEOF" if text else f": > {self.path}"
         return (made, f"chown {self.owner}:{self.owner} {self.path} && chmod {self.mode:o} {self.path}")
 
-    def removal(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"rm {self.path}",)
-
     def undo_commands(self, before: str | None) -> tuple[str, ...]:
         """As in the base, without the text."""
         return self.removal() if before is None else (f"# {self.path}: its earlier text again",)
@@ -324,7 +268,9 @@ class TextFile(Resource):
 class Daemon(Resource):
     """A running FRR daemon; its value is a digest of command line and configuration, which its environment carries."""
 
-    exclusive: ClassVar[bool] = True
+    exclusive = True
+    key_template = "{where}daemon {self.name}"
+    removal_template = "kill $(cat {self.pid_file})"
 
     netns: str | None
     name: str
@@ -332,13 +278,8 @@ class Daemon(Resource):
     command: tuple[str, ...]
     """Without the words that put it into the namespace and give it its scheduling class."""
     priority: int = 0
-    """SCHED_RR; 0: as everybody."""
+    """SCHED_RR; 0: default scheduling."""
     pid_file: str
-
-    @property
-    def key(self) -> str:
-        """As in the base."""
-        return f"{_where(self.netns)}daemon {self.name}"
 
     def show(self, value: str | None) -> str:
         """As in the base."""
@@ -356,21 +297,74 @@ class Daemon(Resource):
         """As in the base."""
         return (f"{_within(self.netns)}{shlex.join(self.launch)}",)
 
-    def removal(self) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"kill $(cat {self.pid_file})",)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchMode(Resource):
+    """The mode of a NIC's embedded switch: legacy, or switchdev, in which each function has a representor."""
+
+    key_template = "switch mode of {self.nic}"
+    command_template = (
+        "devlink dev eswitch set pci/$(basename $(readlink /sys/class/net/{self.nic}/device)) mode {self.value}"
+    )
+
+    value: str = SWITCHDEV
+    nic: str
 
 
-KINDS: Final[tuple[type[Resource], ...]] = (
-    Namespace,
-    Device,
-    LinkAttribute,
-    PortFlag,
-    Address,
-    StaticEntry,
-    Sysctl,
-    Directory,
-    TextFile,
-    Daemon,
-)
-"""All of this module."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualFunctions(Resource):
+    """How many virtual functions a NIC has; more than the value are as good, none is absent."""
+
+    key_template = "virtual functions of {self.nic}"
+    command_template = "echo {self.value} > /sys/class/net/{self.nic}/device/sriov_numvfs"
+    removal_template = "echo 0 > /sys/class/net/{self.nic}/device/sriov_numvfs"
+
+    nic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Representor(Resource):
+    """The device in this host that stands for a virtual function; its value is its name."""
+
+    key_template = "representor of function {self.number} of {self.nic}"
+    command_template = (
+        "ip link set $(grep -lx 'pf[0-9]*vf{self.number}' /sys/class/net/*/phys_port_name | cut -d/ -f5)"
+        " name {self.value}"
+    )
+
+    nic: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature(Resource):
+    """An offload of a device, on or off."""
+
+    key_template = "{self.feature} of {self.device}"
+    command_template = "ethtool -K {self.device} {self.feature} {self.value}"
+
+    device: str
+    feature: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedFunction(Resource):
+    """A virtual function's device in the application's network namespace, under the name that it has there."""
+
+    key_template = "{self.netns}: function {self.number} of {self.nic} as {self.device}"
+    command_template = (
+        "ip link set $(ls /sys/class/net/{self.nic}/device/virtfn{self.number}/net)"
+        " netns {self.netns} name {self.device}"
+    )
+    removal_template = "ip -n {self.netns} link set {self.device} netns 1 name {self.home_name}"
+
+    nic: str
+    number: int
+    netns: str
+    device: str
+
+    @property
+    def home_name(self) -> str:
+        """Its name once it is back, as systemd would name it."""
+        suffix = f"v{self.number}"
+        return self.nic[: _NAME_LIMIT - len(suffix)] + suffix

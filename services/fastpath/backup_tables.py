@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from services.fastpath.core import FastPathCore
+from services.fastpath.override_decisions import OverrideDecisions
 from services.fastpath.values import (
     BackupRule,
     BackupTableChange,
@@ -51,8 +51,8 @@ class BackupTable:
         return {name: row for name, row in self.rows.items() if row is not None}
 
 
-class BackupTableCore(FastPathCore):
-    """The core with backup tables: the time to override does not grow with the number of destinations."""
+class BackupTableDecisions(OverrideDecisions):
+    """The decisions with backup tables: the time to override does not grow with the number of destinations."""
 
     def __init__(self, uplinks: Iterable[str], limits: Limits, backup_table_above: int) -> None:
         super().__init__(uplinks, limits)
@@ -243,7 +243,7 @@ class BackupTableCore(FastPathCore):
     # -- overridden methods -------------------------------------------------------------------------------
 
     def link(self, name: str, ifindex: int, *, carrier: bool, now_s: float) -> Outcome:
-        """As `FastPathCore.link`."""
+        """As `OverrideDecisions.link`."""
         uplink = self.uplinks[name]
         changed = (uplink.ifindex, uplink.carrier) != (ifindex, carrier)
         outcome = super().link(name, ifindex, carrier=carrier, now_s=now_s)
@@ -259,7 +259,7 @@ class BackupTableCore(FastPathCore):
         return self._output(now_s)
 
     def all_routes_deleted(self, reason: RemovalReason, now_s: float) -> Outcome:
-        """As `FastPathCore.all_routes_deleted`; the backup tables are empty, too."""
+        """As `OverrideDecisions.all_routes_deleted`; the backup tables are empty, too."""
         self._remove_group(reason, now_s)
         for backup in self.backup_tables.values():
             backup.rows.clear()

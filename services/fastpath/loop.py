@@ -14,16 +14,16 @@ from services._host.fast_path_heartbeat import Beat, HeartbeatSender
 from services._host.netlink.constants import Group, Rtm
 from services._host.netlink.rule_codec import decode_rule
 from services._host.netlink.socket import Message, Subscription
-from services.fastpath.backup_tables import BackupTableCore
+from services.fastpath.backup_tables import BackupTableDecisions
 from services.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed, admin_down_status
 from services.fastpath.bgp_watch import BgpWatch
 from services.fastpath.config import Config
 from services.fastpath.control import Command, ControlLink
-from services.fastpath.core import BFDD
 from services.fastpath.events import EventRecorder, Trigger
 from services.fastpath.heartbeats import Heartbeats
 from services.fastpath.kernel import FastPathKernel
 from services.fastpath.mirror import RouteMirror, Row
+from services.fastpath.override_decisions import BFDD
 from services.fastpath.peer_watch import PeerWatch
 from services.fastpath.peers import PeerLink
 from services.fastpath.poller import Poller
@@ -51,7 +51,7 @@ class FastPathLoop:
         self._heartbeats = Heartbeats(
             beats, HeartbeatSender(config.netns, Beat(config.override_tables, config.silence_s))
         )
-        self._core = BackupTableCore(config.uplinks, config.limits, config.backup_table_above)
+        self._core = BackupTableDecisions(config.uplinks, config.limits, config.backup_table_above)
         self._sessions = Sessions(frozenset(config.uplinks))
         self._mirror = RouteMirror(config.is_peer_vtep)
         self._names: dict[int, str] = {}

@@ -12,21 +12,20 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from services._host.namespace_lock import lock_path
-from services._runtime.file_lock import FileLock, LockHeldError
+from services._host.instance_lock import AnotherInstanceError, InstanceLock, namespace_lock_path, namespace_words
+from services._runtime.child_process import start_bare
 from services._runtime.service.app import UnusableSettingsError
 from services.fastpath.config import Config
 from services.fastpath.control import MAX_MESSAGE_BYTES, Command
 
-_PACKAGE: Final = "services.fastpath"
-_IMPORT_ROOT: Final = Path(__file__).parents[2]
+_DAEMON: Final = "services.fastpath.daemon"
+_WATCHDOG: Final = "services.fastpath.watchdog"
 _BLOCKED_SIGNALS: Final = (signal.SIGINT, signal.SIGHUP)
 _LOCK_TIMEOUT_S: Final = 2.0
 """A watchdog may still be emptying the table of a fast path that was killed."""
@@ -43,46 +42,35 @@ async def take_lock(state_directory: Path, netns: str | None, node: str) -> int:
     Raises:
         UnusableSettingsError: another fast path holds it, or it cannot be written.
     """
-    own = json.dumps({"pid": os.getpid(), "node": node}).encode()
+    try:
+        path = namespace_lock_path(state_directory, netns, "fast-path")
+    except OSError as error:
+        raise UnusableSettingsError(
+            f"there is no network namespace {netns!r} ({error.strerror}): correct TURNBUCKLE_FAST_PATH__NETNS"
+        ) from error
     ends_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
-            path = lock_path(state_directory, netns, "fast-path")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return FileLock(path, own).detach()
-        except LockHeldError as error:
-            if time.monotonic() < ends_s:
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            holder = error.holder.decode(errors="replace").strip()
-            raise UnusableSettingsError(
-                f"another fast path manages this network namespace ({holder or 'unknown'}; lock {path}): stop it"
-            ) from error
-        except OSError as error:
-            raise UnusableSettingsError(
-                f"the lock of the network namespace {netns or 'of this host'} cannot be taken ({error}): run as root, "
-                "and check TURNBUCKLE_FAST_PATH__NETNS and TURNBUCKLE_FAST_PATH__STATE_DIRECTORY"
-            ) from error
+            return InstanceLock(
+                path,
+                role="fast path",
+                node=node,
+                managed=namespace_words(netns),
+                remedy="stop it",
+                setting="TURNBUCKLE_FAST_PATH__STATE_DIRECTORY",
+                attempts=1,  # the event loop turns meanwhile
+            ).detach()
+        except AnotherInstanceError:
+            if time.monotonic() >= ends_s:
+                raise
+            await asyncio.sleep(_PAUSE_S)
 
 
 class _Child:
     """A child process and its end."""
 
-    def __init__(self, module: str, arguments: list[str], descriptors: tuple[int, ...], heartbeats: int | None) -> None:
-        """Start it in its own session. Raises OSError."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
-        try:
-            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-                [sys.executable, "-S", "-P", "-m", f"{_PACKAGE}.{module}", *arguments],
-                stdin=heartbeats if heartbeats is not None else subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env={"PYTHONPATH": str(_IMPORT_ROOT), "PATH": os.environ.get("PATH", os.defpath)},
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
         self.started_s = time.monotonic()
         self.ended = asyncio.Event()
         self._pidfd = os.pidfd_open(self.process.pid)
@@ -148,7 +136,8 @@ class Supervisor:
                 self._watchdog = self._start_watchdog(read_end)
                 descriptors = (child_end.fileno(), write_end, self._lock)
                 arguments = [str(child_end.fileno()), str(write_end)]
-                self._daemon = daemon = _Child("daemon", arguments, descriptors, None)
+                process = start_bare(_DAEMON, arguments, blocked=_BLOCKED_SIGNALS, descriptors=descriptors)
+                self._daemon = daemon = _Child(process)
             finally:
                 os.close(read_end)
                 os.close(write_end)
@@ -166,12 +155,10 @@ class Supervisor:
         # One above the data-plane process, so that it also acts if that process spins.
         realtime = config.realtime_priority + 1 if config.realtime_priority else 0
         values = (config.netns or "-", tables.table, tables.priority, config.silence_s, realtime)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a SIGTERM to the group ends it last
-        try:
-            self.watchdog_starts += 1
-            return _Child("watchdog", [str(value) for value in values], (self._lock,), read_end)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        arguments = [str(value) for value in values]
+        blocked = (*_BLOCKED_SIGNALS, signal.SIGTERM)  # a SIGTERM to the group ends it last
+        self.watchdog_starts += 1
+        return _Child(start_bare(_WATCHDOG, arguments, blocked=blocked, stdin=read_end, descriptors=(self._lock,)))
 
     def _replace_watchdog(self) -> None:
         """Restart a dead watchdog, and send its pipe to the data-plane process."""

@@ -1,4 +1,4 @@
-"""Inputs, state and outputs of the fast path's core. Pure; times are seconds of the monotonic clock."""
+"""Inputs, state and outputs of the fast path's decisions. Pure; times are seconds of the monotonic clock."""
 
 from __future__ import annotations
 

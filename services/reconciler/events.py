@@ -18,10 +18,9 @@ from services._runtime.bus.api import Bus
 from services._runtime.clock import Clock
 from services.reconciler.audit_checkpoint import Checkpoint
 from services.reconciler.core.operation import Operation, Target
-from services.reconciler.core.plan import tunnel_of
+from services.reconciler.core.ownership import tunnel_of
 from services.reconciler.fast_path_guard import RemovedOverrides
-from services.reconciler.full_reconcile import ReconcileResult, WriteResult
-from services.reconciler.loop import CompletedReconcile
+from services.reconciler.full_reconcile import CompletedReconcile, ReconcileResult, WriteResult
 from services.reconciler.path_auditor import PathStatus
 from services.reconciler.watcher import MAX_DESTINATIONS, Change
 

@@ -84,6 +84,15 @@ class ReconcileResult:
         return any(not write.errno or write.errno == NO_REPLY for write in self.writes)
 
 
+@dataclass(frozen=True, slots=True)
+class CompletedReconcile:
+    """A full reconcile, the events that caused it, and the delay since the first of them."""
+
+    result: ReconcileResult
+    causes: dict[str, int]
+    lag_s: float
+
+
 class Reconciliation:
     """State between reconciles: rules that the hardware rejected, known managed filters. Not thread-safe."""
 

@@ -18,7 +18,7 @@ from services._host.netlink.objects import Snapshot
 from services._runtime.clock import Clock
 from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
 from services._runtime.telemetry.tracing import NEW_TRACE, Begin, Span, span
-from services.reconciler.full_reconcile import ReconcileResult, Reconciliation
+from services.reconciler.full_reconcile import CompletedReconcile, Reconciliation
 from services.reconciler.ports import Events, Network, UnreadableError
 from services.reconciler.triggers import EventBatch, ResyncTimers
 
@@ -27,15 +27,6 @@ _RATE_LIMIT_FACTOR: Final = 1.0
 cannot occupy a whole core."""
 _MAX_RATE_LIMIT_S: Final = 0.050
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedReconcile:
-    """A full reconcile, the events that caused it, and the delay since the first of them."""
-
-    result: ReconcileResult
-    causes: dict[str, int]
-    lag_s: float
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from schemas.queries import QueryError
 from services._host.netlink.objects import Filter, Snapshot
 from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock
-from services.reconciler.core.plan import managed_filters, tunnel_of
+from services.reconciler.core.ownership import managed_filters, tunnel_of
 from services.reconciler.events import tc_operation
 from services.reconciler.full_reconcile import Reconciliation
 from services.reconciler.loop import ReconcileLoop
@@ -147,7 +147,7 @@ def _rule_state(rule: Filter, device: str, *, managed: bool) -> RuleState:
         index=rule.actions[0].index if rule.actions else 0,
         in_hw=rule.in_hw,
         managed=managed,
-        note=note if managed else f"{rule.kind} of somebody else",
+        note=note if managed else f"{rule.kind} that is not managed",
     )
 
 

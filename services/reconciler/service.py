@@ -13,7 +13,7 @@ from schemas.network import ReconcilerInfo
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._host.frr import Frr
-from services._host.namespace_lock import NamespaceLock, lock_path
+from services._host.instance_lock import InstanceLock, namespace_lock_path, namespace_words
 from services._host.netlink.objects import Snapshot
 from services._host.override_tables import OverrideTables
 from services._runtime.bus.api import BusError, NotPermittedError, Subscription
@@ -27,10 +27,10 @@ from services.reconciler.audit_checkpoint import CheckpointFile
 from services.reconciler.drain_watch import DrainWatch
 from services.reconciler.events import BACKLOG_FACTS, LONG_BACKLOG_FACTS, EventPublisher
 from services.reconciler.fast_path_guard import FastPathGuard, RemovedOverrides
-from services.reconciler.full_reconcile import Reconciliation
+from services.reconciler.full_reconcile import CompletedReconcile, Reconciliation
 from services.reconciler.hint_listener import HintListener
 from services.reconciler.hints import RouteHints
-from services.reconciler.loop import CompletedReconcile, ReconcileLoop
+from services.reconciler.loop import ReconcileLoop
 from services.reconciler.path_auditor import PathAuditor, PathStatus
 from services.reconciler.path_comparison import FrrState, Path, own_vtep
 from services.reconciler.ports import FrrDaemons, Network, UnreadableError
@@ -63,7 +63,7 @@ class Reconciler:
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._incarnation = self._clock.time_ns()
-        self._lock: NamespaceLock | None = None
+        self._lock: InstanceLock | None = None
         self._holder: Holder | None = None
         self._limiter = LogLimiter()
         self._registration = Registration(self._bus, RECONCILERS, settings.node, self._clock)
@@ -130,7 +130,7 @@ class Reconciler:
 
     def _open_checkpoint(self) -> None:
         """Read the previous incarnation's checkpoint; record this one's before each write."""
-        path = lock_path(self._settings.state_directory, self._settings.netns).with_suffix(".audit")
+        path = namespace_lock_path(self._settings.state_directory, self._settings.netns).with_suffix(".audit")
         try:
             checkpoint = self._checkpoint = CheckpointFile(path, self._incarnation)
         except OSError as error:
@@ -175,13 +175,20 @@ class Reconciler:
         if (reason := missing_capability(settings.netns)) is not None:
             raise UnusableSettingsError(reason)
         try:
-            path = lock_path(settings.state_directory, settings.netns)
+            path = namespace_lock_path(settings.state_directory, settings.netns)
         except OSError as error:
             raise UnusableSettingsError(
                 f"there is no network namespace {settings.netns!r} ({error.strerror}): turnbuckle fabric up makes it, "
                 "or correct TURNBUCKLE_RECONCILER__NETNS"
             ) from error
-        self._lock = NamespaceLock(path, node=settings.node, netns=settings.netns)
+        self._lock = InstanceLock(
+            path,
+            role="reconciler",
+            node=settings.node,
+            managed=namespace_words(settings.netns),
+            remedy="stop it (kill {pid}), or set TURNBUCKLE_RECONCILER__NETNS",
+            setting="TURNBUCKLE_RECONCILER__STATE_DIRECTORY",
+        )
         self._holder = Holder(settings.state_directory / "holders", "reconciler", settings.node)
 
     async def stop(self) -> None:

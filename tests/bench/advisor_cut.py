@@ -25,10 +25,10 @@ from schemas.runs import RunEnd, RunProfile
 from services._runtime.record_files import read_job_file
 from services.advisor.core.arrays import BoolArray, FloatArray
 from services.advisor.core.table import build
-from services.advisor.models import metrics
 from services.advisor.models.gp.algorithm import GpAlgorithm, GpModel
 from services.collector.emulator.tasks import base_task
 from services.collector.profiler.cutting import PARTS, cut_name, cut_short
+from tests.bench.evaluation import metrics
 from tests.bench.machine import this_machine
 from tests.bench.outcome import say
 
@@ -94,8 +94,8 @@ def answered(trained: GpModel, records: Sequence[JobRecord], kind: str, run: Run
     if not len(table):
         return None
     predictions = trained.predict(table.without_outcomes())
-    # An anchor that is not there is answered by `answers.judge` with "not known", whatever the model guesses.
-    known = np.array([not one for one in predictions.unknown]) & np.isfinite(table.anchor_time_s)
+    # An reference that is not there is answered by `answers.judge` with "not known", whatever the model guesses.
+    known = np.array([not one for one in predictions.unknown]) & np.isfinite(table.reference_time_s)
     coverage = float("nan") if predictions.coverage is None else predictions.coverage
     return Answered(str(table.task[0]), kind, table.time_s, predictions.time_s, known, coverage)
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.advisor.models import metrics
 from tests.bench.advisor_models import MEAN_RANKING
 from tests.bench.advisor_report import Part, per_task, regrets_by_task, select
 from tests.bench.advisor_runs import LEFT_OUT, RANDOM, SEARCH
+from tests.bench.evaluation import metrics
 from tests.bench.pictures import panels, save
 
 UNITS: Final = {"time": "training time (s)", "cost": "cost ($)"}

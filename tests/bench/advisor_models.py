@@ -6,24 +6,26 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from schemas.predictions import Objective
-from services.advisor.models.baselines.learned import Boosting, Forest, ForestClassifier, Linear, Poisson
-from services.advisor.models.baselines.workload_agnostic import CheapestHour, LargestMachine, MeanRanking, RandomChoice
-from services.advisor.models.gp.predictor import GpPredictor
-from services.advisor.models.model import Ranker, Regressor, Sequential
+from services.advisor.models.baselines.learned import Boosting, Forest, Linear
+from services.advisor.models.baselines.regressor_model import Regressor
 from services.advisor.models.thesis_bilstm.model import ThesisClassifier, ThesisRegressor, Unit
 from tests.bench.evaluation.ernest import Ernest
+from tests.bench.evaluation.gp import Gp
+from tests.bench.evaluation.learned_baselines import BoostingOfRatio, ForestClassifier, Poisson
+from tests.bench.evaluation.protocols import Ranker, Sequential
 from tests.bench.evaluation.search_strategies import Bayesian, ErnestSearch, FirstOf, RandomSearch
+from tests.bench.evaluation.workload_agnostic import CheapestHour, LargestMachine, MeanRanking, RandomChoice
 
 MEAN_RANKING: Final = "mean ranking"
 """What everything is compared with."""
 
 REGRESSORS: Final[Mapping[str, Callable[[Objective], Regressor]]] = {
-    "gp": GpPredictor,
+    "gp": Gp,
     "linear": Linear,
     "poisson": Poisson,
     "random forest": Forest,
     "boosting": Boosting,
-    "boosting of ratio": lambda target: Boosting(target, "boosting of ratio", ratio=True),
+    "boosting of ratio": BoostingOfRatio,
     "ernest": Ernest,
     "thesis": lambda target: ThesisRegressor(target, "thesis", unit=Unit.MATCHED),
 }
@@ -40,7 +42,7 @@ RANKERS: Final[Mapping[str, Callable[[Objective], Ranker]]] = {
 """Order configurations, and predict nothing."""
 
 SEARCHES: Final[Mapping[str, Callable[[Objective], Sequential]]] = {
-    "gp": GpPredictor,
+    "gp": Gp,
     "bayesian": Bayesian,
     "random search": RandomSearch,
     "ernest search": ErnestSearch,

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.advisor.models import metrics
 from tests.bench.advisor_models import MEAN_RANKING
 from tests.bench.advisor_runs import LEFT_OUT, RANDOM, SEARCH, SPEED, SPEED_QUESTIONS
+from tests.bench.evaluation import metrics
 from tests.bench.evaluation.measures import means
 
 Part = Mapping[str, Any]

@@ -12,7 +12,7 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.table import Table
-from services.advisor.models.model import Fitted, FittedCurves
+from services.advisor.models.baselines.regressor_model import Fitted
 from tests.bench.advisor_data import DataSet
 from tests.bench.advisor_models import BY_CHANCE, ONLY_KNOWN_TASKS, RANKERS, REGRESSORS, SEARCHES, SLOW
 from tests.bench.evaluation.evaluation import (
@@ -28,6 +28,7 @@ from tests.bench.evaluation.evaluation import (
 )
 from tests.bench.evaluation.importance import permutation_importance
 from tests.bench.evaluation.measures import choice_figures, error_figures, interval_figures
+from tests.bench.evaluation.protocols import FittedCurves
 from tests.bench.figures import percentiles
 
 RANDOM: Final = "random"

@@ -14,12 +14,13 @@ from docker.errors import DockerException
 
 from schemas.cfs import CfsBatch
 from schemas.subjects import CFS
+from services._host.cgroup_snapshot import WriteOutcome
 from services._host.cgroupfs import detect
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.agent.cgroup.open import open_host
-from services.agent.ports import ContainerHandle, WriteOutcome
+from services.agent.ports import ContainerHandle
 from services.cli.up.host_image import ensure_host_image, host_mounts
 from tests.bench.cluster import Cluster
 from tests.bench.containers import Containers

@@ -30,11 +30,12 @@ from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.step_context import StepTime
+from services.allocator.state.budget import StepTime
 from tests.bench.cluster import open_cluster
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, write_record
 from tests.bench.synthetic_agents import Load, SyntheticNode
+from tests.support.lossy_cluster import end_warm_up
 
 CONTAINERS: Final = 100
 PERIOD_S: Final = 0.1
@@ -91,7 +92,7 @@ def steps(rest_s: float) -> Iterator[float]:
         yield (time.thread_time_ns() - began_ns) / 1e3
         for update in (*outcome.updates, *allocation.fences_due(step_time)):
             allocation.record_reply(node.carry_out(update), update, step_time)
-            allocation.end_warm_up("app0")
+            end_warm_up(allocation, "app0")
 
 
 async def measure(seconds: float) -> dict[str, float]:

@@ -5,7 +5,8 @@ root). Five ways to grow by 1.5 GiB; the agent under the default scheduler and u
 nodes have no reserve: every grant is asked for, tasks wait at their limit, and the whole round trip is measured.
 Nothing is asserted.
 
-With ``--agent-killed`` the agent is killed just before each growth (`tests.bench.memory_killed`).
+With ``--agent-killed`` the agent is killed just before each growth (`tests.bench.memory_killed`); with ``--idle``
+containers idled before they grow (`tests.bench.memory_idle`).
 """
 
 from __future__ import annotations
@@ -20,33 +21,43 @@ from typing import Any, get_args
 
 from matplotlib.ticker import NullFormatter
 
-from tests.bench import memory_killed
+from tests.bench import memory_idle, memory_killed
 from tests.bench.cluster import open_cluster
 from tests.bench.figures import Spread, percentiles
 from tests.bench.loop import why_not
 from tests.bench.machine import Machine, this_machine
-from tests.bench.memory_growth import GrowthRun, Kind, Scheduling, open_lab
+from tests.bench.memory_growth import GrowthRun, KernelPrograms, Kind, Scheduling, open_lab
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, tell, write_record
 from tests.bench.pictures import panels, save
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEDULINGS: tuple[Scheduling, ...] = get_args(Scheduling)
+PROGRAMS: tuple[KernelPrograms, ...] = get_args(KernelPrograms)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """What to run."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.memory", description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, help="growths of each kind (default 100; quick: 5)")
+    parser.add_argument("--runs", type=int, help="growths of each kind (default 100; quick: 5; --idle: 20, 3)")
     parser.add_argument("--quick", action="store_true", help="about two minutes")
-    parser.add_argument("--kinds", help="ways to grow (default: all; --agent-killed: all but huge)")
-    parser.add_argument("--schedulings", default=",".join(SCHEDULINGS), help="of the agent")
+    parser.add_argument("--kinds", help="ways to grow (default: all; --agent-killed, --idle: all but huge)")
+    parser.add_argument("--schedulings", help="of the agent (default: all; --idle: default)")
+    parser.add_argument("--kernel-programs", choices=PROGRAMS, default="auto", help="of the agent; off: files only")
     parser.add_argument("--sigma", type=float, default=0.2, help="share of the application's memory kept for reserves")
     parser.add_argument("--agent-killed", action="store_true", help="grow while only the agent's watchdog is there")
+    parser.add_argument(
+        "--idle", type=float, metavar="SECONDS", help="let containers idle for so long before each growth"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="--agent-killed: end after so long at the latest")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     given = parser.parse_args(arguments)
-    given.kinds = given.kinds or ",".join(memory_killed.KINDS if given.agent_killed else KINDS)
-    given.runs = given.runs or (5 if given.quick else 100)
+    if given.idle is not None and (given.idle <= 0 or given.agent_killed):
+        parser.error("--idle takes seconds, more than 0, and goes without --agent-killed")
+    kinds = memory_idle.KINDS if given.idle else memory_killed.KINDS if given.agent_killed else KINDS
+    given.kinds = given.kinds or ",".join(kinds)
+    given.schedulings = given.schedulings or ("default" if given.idle else ",".join(SCHEDULINGS))
+    runs, quick_runs = (20, 3) if given.idle else (100, 5)
+    given.runs = given.runs or (quick_runs if given.quick else runs)
     for chosen, there in ((given.kinds, KINDS), (given.schedulings, SCHEDULINGS)):
         if unknown := set(chosen.split(",")) - set(there):
             parser.error(f"there is no {min(unknown)!r}: choose of {','.join(there)}")
@@ -58,7 +69,7 @@ async def measure(plan: argparse.Namespace) -> list[GrowthRun]:
     runs: list[GrowthRun] = []
     async with open_cluster() as cluster:
         for scheduling in plan.schedulings.split(","):
-            async with open_lab(cluster, scheduling, plan.sigma) as lab:
+            async with open_lab(cluster, scheduling, plan.sigma, plan.kernel_programs) as lab:
                 for kind in plan.kinds.split(","):
                     async for run in lab.run(kind, plan.runs):
                         runs.append(run)
@@ -159,8 +170,23 @@ def main() -> int:
         print(f"bench-memory: {reason}", file=sys.stderr)
         return UNAVAILABLE
     machine = this_machine()
+    if plan.idle:
+        idle_plan = memory_idle.IdlePlan(
+            plan.idle,
+            tuple(plan.kinds.split(",")),
+            plan.runs,
+            tuple(plan.schedulings.split(",")),
+            plan.kernel_programs,
+            plan.sigma,
+        )
+        idled = asyncio.run(memory_idle.measure(idle_plan))
+        record = memory_idle.as_json(machine, idled)
+        written = [write_record(record, OUTPUT / "memory-idle.json")]
+        tell(memory_idle.table(machine, idled), record, written, as_json=plan.json)
+        return 0
     if plan.agent_killed:
-        killed = asyncio.run(memory_killed.measure(plan.kinds.split(","), plan.runs, plan.minutes * 60))
+        kinds, most_s = plan.kinds.split(","), plan.minutes * 60
+        killed = asyncio.run(memory_killed.measure(kinds, plan.runs, most_s, plan.kernel_programs))
         record = memory_killed.as_json(machine, killed)
         written = [write_record(record, OUTPUT / "memory-agent-killed.json")]
         tell(memory_killed.table(machine, killed), record, written, as_json=plan.json)

@@ -24,6 +24,8 @@ from tests.support.cgroup_lab import wait_until
 from tests.support.memory_load import MemoryLoad
 
 Scheduling = Literal["default", "FIFO"]
+KernelPrograms = Literal["auto", "off"]
+"""``TURNBUCKLE_AGENT__KERNEL_PROGRAMS``; off: the agent reads files only."""
 Kind = Literal["touch", "read", "fork", "tmpfs", "huge"]
 APP = "growth"
 MANAGED_ROOT = f"turnbuckle-bench-memory-{os.getpid()}"
@@ -63,6 +65,8 @@ class GrowthRun:
     """Of each grant: from what the agent could know to the limit written."""
     paused_us: list[int] = field(default_factory=list)
     """Of each grant that ended a pause."""
+    kernel_programs: str = "auto"
+    """Of the agent."""
 
     @property
     def trapped(self) -> bool:
@@ -132,11 +136,19 @@ class GrowthLab:
 
     _serial = itertools.count(time.monotonic_ns() % (1 << 40))
 
-    def __init__(self, cluster: Cluster, agent: Process, scheduling: Scheduling, directory: Path) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        agent: Process,
+        scheduling: Scheduling,
+        directory: Path,
+        kernel_programs: KernelPrograms = "auto",
+    ) -> None:
         self._cluster = cluster
         self._agent = agent
         self._scheduling = scheduling
         self._source = directory / "source"
+        self._kernel_programs = kernel_programs
 
     async def run(self, kind: Kind, count: int) -> AsyncIterator[GrowthRun]:
         """So many growths of one kind in one container, after one that is not counted."""
@@ -174,6 +186,7 @@ class GrowthLab:
         run = GrowthRun(
             kind, self._scheduling, room_bytes=seen.room_bytes, free_rate=unlimited.rate if unlimited else 0.0
         )
+        run.kernel_programs = self._kernel_programs
         kills_before, seen.events = seen.row["oom_kills"], []
         growth = await asyncio.to_thread(load.grow, GROW_BYTES)
         await seen.until_told()
@@ -192,25 +205,30 @@ class GrowthLab:
         return run
 
 
-def agent_environment(directory: str, scheduling: Scheduling) -> dict[str, str]:
+def agent_environment(
+    directory: str, scheduling: Scheduling, kernel_programs: KernelPrograms = "auto"
+) -> dict[str, str]:
     """Settings of an agent that looks after `MANAGED_ROOT` only and keeps its state in this directory."""
     return {
         "TURNBUCKLE_AGENT__NODE": "bench-node",
         "TURNBUCKLE_AGENT__MANAGED_ROOT": MANAGED_ROOT,
         "TURNBUCKLE_AGENT__DOCKER": "off",
+        "TURNBUCKLE_AGENT__KERNEL_PROGRAMS": kernel_programs,
         "TURNBUCKLE_AGENT__STATE_DIRECTORY": f"{directory}/state",
         "TURNBUCKLE_AGENT__REALTIME_PRIORITY": str(0 if scheduling == "default" else FIFO_PRIORITY),
     }
 
 
 @asynccontextmanager
-async def open_lab(cluster: Cluster, scheduling: Scheduling, sigma: float = 0.2) -> AsyncIterator[GrowthLab]:
+async def open_lab(
+    cluster: Cluster, scheduling: Scheduling, sigma: float = 0.2, kernel_programs: KernelPrograms = "auto"
+) -> AsyncIterator[GrowthLab]:
     """Fresh services."""
     spec = AppSpec(name=APP, cpu_limit=2, container_min_cpu=2, memory_limit=LIMIT_BYTES, sigma=sigma)
     await cluster.announce(spec)
     with tempfile.TemporaryDirectory(prefix="turnbuckle-bench-") as directory:
         async with (
             cluster.run("services.allocator", QUICK_RECLAIM),
-            cluster.run("services.agent", agent_environment(directory, scheduling)) as agent,
+            cluster.run("services.agent", agent_environment(directory, scheduling, kernel_programs)) as agent,
         ):
-            yield GrowthLab(cluster, agent, scheduling, Path(directory))
+            yield GrowthLab(cluster, agent, scheduling, Path(directory), kernel_programs)

@@ -31,6 +31,7 @@ from tests.bench.memory_growth import (
     MANAGED_ROOT,
     QUICK_RECLAIM,
     ContainerRecord,
+    KernelPrograms,
     Kind,
     agent_environment,
     load_argument,
@@ -66,6 +67,8 @@ class KilledRun:
     longest_step_s: float = 0.0
     limit_hits: int = 0
     """By how much the kernel's counter has risen."""
+    kernel_programs: str = "auto"
+    """Of the agent that was killed."""
 
     @property
     def counts(self) -> bool:
@@ -105,8 +108,9 @@ class _Group:
 class KilledLab:
     """One allocator for all growths, and one agent for each."""
 
-    def __init__(self, cluster: Cluster, directory: str) -> None:
+    def __init__(self, cluster: Cluster, directory: str, kernel_programs: KernelPrograms = "auto") -> None:
         self._cluster = cluster
+        self._kernel_programs = kernel_programs
         self._directory = directory
         self._random = random.Random(_SEED)
         self._seen = ContainerRecord()
@@ -138,12 +142,14 @@ class KilledLab:
 
     async def _grow(self, group: _Group) -> KilledRun:
         self._seen.row = {}
-        async with self._cluster.run("services.agent", agent_environment(self._directory, "default")) as agent:
+        environment = agent_environment(self._directory, "default", self._kernel_programs)
+        async with self._cluster.run("services.agent", environment) as agent:
             await self._seen.until_rest(agent)
             await self._until_reserved(LIMIT_BYTES // 10)
             room_bytes, before = self._seen.room_bytes, group.counters()
             agent.kill()
         run = KilledRun(group.load.kind, self._random.uniform(0, LONGEST_DELAY_S), room_bytes)
+        run.kernel_programs = self._kernel_programs
         await asyncio.sleep(run.delay_s)
         growth = await asyncio.to_thread(group.load.grow, GROW_BYTES)
         if growth is None:
@@ -163,14 +169,16 @@ class KilledLab:
             await asyncio.sleep(0.02)
 
 
-async def measure(kinds: list[Kind], count: int, most_s: float) -> list[KilledRun]:
+async def measure(
+    kinds: list[Kind], count: int, most_s: float, kernel_programs: KernelPrograms = "auto"
+) -> list[KilledRun]:
     """So many growths of each kind that count, each kind for at most its share of the time."""
     runs: list[KilledRun] = []
     async with open_cluster() as cluster:
         await cluster.announce(AppSpec(name=APP, cpu_limit=2, container_min_cpu=2, memory_limit=LIMIT_BYTES, sigma=0.2))
         with tempfile.TemporaryDirectory(prefix="turnbuckle-bench-") as directory:
             async with cluster.run("services.allocator", QUICK_RECLAIM):
-                lab = KilledLab(cluster, directory)
+                lab = KilledLab(cluster, directory, kernel_programs)
                 for number, kind in enumerate(kinds):
                     left_s = most_s / len(kinds)
                     async for run in lab.run(kind, count, time.monotonic() + left_s):

@@ -3,6 +3,8 @@
 First real control groups under one agent, from ten to as many as it can hold, read by files and by the kernel's own
 table in turn, with and without load. Then allocators with synthetic agents of many nodes over a real nats-server. Every
 program is a process of its own, and its CPU time is the kernel's. Nothing is asserted.
+
+With ``--polls`` it is measured instead what usage readings between two samples cost (`tests.bench.scale_polls`).
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tests.bench import scale_report
+from tests.bench import scale_polls, scale_report
 from tests.bench.cluster import Cluster, open_cluster
 from tests.bench.containers import MOST_BURNERS, Containers
 from tests.bench.loop import why_not
 from tests.bench.machine import this_machine
-from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell
+from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record
 from tests.bench.scale_figures import CHANGE_SHARES, FleetKey, ScaleResults, kept_up
 from tests.bench.scenario_agent import AgentSetting, Source, run_agent
 from tests.bench.scenario_allocator import run_allocator
@@ -63,6 +65,8 @@ class Plan:
     counts: tuple[int, ...]
     sources: tuple[Source, ...]
     fleets: tuple[FleetKey, ...]
+    polls: scale_polls.PollPlan | None = None
+    """What usage readings between two samples cost is measured, and nothing else; None: everything else."""
 
 
 def parse(arguments: list[str]) -> tuple[Plan, bool]:
@@ -76,9 +80,20 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
     parser.add_argument("--containers", help="containers of the one node, such as 10,100 (0: none)")
     parser.add_argument("--sources", default="off,auto", help="off: files; auto: the kernel's table where it loads")
     parser.add_argument("--no-fleets", action="store_true", help="only real control groups")
+    parser.add_argument(
+        "--polls",
+        type=int,
+        nargs="?",
+        const=scale_polls.DEFAULT_POLLS,
+        default=0,
+        choices=range(1, scale_polls.MOST_POLLS + 1),
+        help="only what so many usage readings between two samples cost, by files alone (10 minutes; quick: 1)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     given = parser.parse_args(arguments)
     quick = given.quick
+    if given.polls:
+        return _polls_plan(given), given.json
     counts = tuple(int(part) for part in given.containers.split(",")) if given.containers else None
     plan = Plan(
         given.seconds or (2.0 if quick else 4.0),
@@ -88,6 +103,15 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
         () if given.no_fleets else QUICK_FLEETS if quick else FLEETS,
     )
     return plan, given.json
+
+
+def _polls_plan(given: argparse.Namespace) -> Plan:
+    plan = scale_polls.plan_of(given.polls, given.seconds, given.repetitions, quick=given.quick)
+    if given.containers:
+        plan = replace(plan, counts=tuple(int(part) for part in given.containers.split(",") if int(part)))
+    if given.no_fleets:
+        plan = replace(plan, fleets=())
+    return Plan(plan.seconds, plan.repetitions, plan.counts, ("off",), plan.fleets, plan)
 
 
 def _counts() -> tuple[int, ...]:
@@ -173,6 +197,13 @@ def planned_points(plan: Plan) -> Iterator[str]:
     yield from (key.text for key in plan.fleets)
 
 
+async def _measure_polls(plan: scale_polls.PollPlan) -> scale_polls.PollResults:
+    results = scale_polls.PollResults(this_machine(), plan.polls)
+    async with open_cluster() as cluster:
+        await scale_polls.measure(results, cluster, plan)
+    return results
+
+
 def main() -> int:
     """Measure and report; 69 where this machine does not allow it."""
     plan, as_json = parse(sys.argv[1:])
@@ -180,6 +211,12 @@ def main() -> int:
         print(f"bench-scale: {reason}", file=sys.stderr)
         return UNAVAILABLE
     say("; ".join(planned_points(plan)))
+    if plan.polls:
+        polled = asyncio.run(_measure_polls(plan.polls))
+        record = polled.as_dict()
+        written = [write_record(record, OUTPUT / "scale-polls.json")]
+        tell(scale_polls.table(polled), record, written, as_json=as_json)
+        return 0
     results = asyncio.run(measure(plan))
     tell(scale_report.table(results), results.as_dict(), scale_report.write(results, OUTPUT), as_json=as_json)
     return 0

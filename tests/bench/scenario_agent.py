@@ -58,6 +58,8 @@ class AgentSetting:
     phases: tuple[bool, ...] = (True,)
     """Windows one after the other: whether the burners burn."""
     cores_per_container: float = CORES_PER_CONTAINER
+    polls: int | None = None
+    """``TURNBUCKLE_AGENT__THROTTLE_POLLS_PER_PERIOD``; None: its default."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,15 @@ class AgentRun:
     """Containers that were throttled."""
     latency_ms: dict[str, list[float]] = field(default_factory=dict)
     """By kind: `LATENCIES`."""
+    polls: int | None = None
+    """As set, at most so many between two samples; None: the agent's default."""
+    polls_per_period: float = 0.0
+    usage_reads: float = 0.0
+    """Files that polls read, per container and period; only where nothing but files shows throttling."""
+    told_by_polls: float = 0.0
+    """Containers per period that polls told to be throttled."""
+    poll_us: float = 0.0
+    """Of `process_us`, what polls took, batches handed to the bus included."""
 
     @property
     def process_us(self) -> float:
@@ -132,6 +143,7 @@ async def run_agent(cluster: Cluster, containers: Containers, setting: AgentSett
     runs = []
     for burning, window in zip(setting.phases, windows, strict=True):
         run = AgentRun(containers.count, containers.busy_count if burning else 0, setting.scheduling)
+        run.polls = setting.polls
         _fill_costs(run, window, *traces)
         run.latency_ms = latencies(window, *traces)
         runs.append(run)
@@ -146,6 +158,8 @@ def _environment(setting: AgentSetting) -> dict[str, str]:
         "KERNEL_PROGRAMS": setting.source,
         "REALTIME_PRIORITY": str(0 if setting.scheduling == "default" else FIFO_PRIORITY),
     }
+    if setting.polls is not None:
+        values["THROTTLE_POLLS_PER_PERIOD"] = str(setting.polls)
     return {f"TURNBUCKLE_AGENT__{name}": value for name, value in values.items()}
 
 
@@ -176,6 +190,11 @@ def _fill_costs(run: AgentRun, window: Window, agent: dict[str, Any], allocator:
         "process": window.cpu_us["traced_agent"] * per_us,
         "process_stat": window.stat_us["traced_agent"] * per_us,
     }
+    polls = [poll for poll in agent["polls"] if window.holds(poll["begin_ns"])]
+    run.polls_per_period = len(polls) / run.periods
+    run.usage_reads = sum(poll["reads"] for poll in polls) / (run.periods * run.containers)
+    run.told_by_polls = sum(poll["told"] for poll in polls) / run.periods
+    run.poll_us = sum(poll["cost"] for poll in polls) / 1e3 * per_us
     run.companions_us = window.companions_us["traced_agent"] * per_us
     run.allocator_us = window.cpu_us["traced_allocator"] * per_us
     run.nats_us = window.cpu_us["nats-server"] * per_us
@@ -208,7 +227,7 @@ def latencies(window: Window, agent: dict[str, Any], allocator: dict[str, Any]) 
             found["idle cut"].append(wall_ns - tick_ns)
         else:
             found["raise"].append(wall_ns - tick_ns)
-            found["raise from due"] += [wall_ns - tick_ns // PERIOD_NS * PERIOD_NS] * _is_of_tick(tick_ns)
+            found["raise from due"] += [wall_ns - tick_ns // PERIOD_NS * PERIOD_NS] * is_of_tick(tick_ns)
             found["raise from period end"] += [since_end_ns] * (since_end_ns >= 0)
             last[tick_ns] = max(last.get(tick_ns, 0), wall_ns)
     found["last raise"] = [wall_ns - tick_ns for tick_ns, wall_ns in last.items()]
@@ -218,13 +237,13 @@ def latencies(window: Window, agent: dict[str, Any], allocator: dict[str, Any]) 
     arrived = [
         (tick_of[seq][0] // PERIOD_NS, wall_ns)
         for seq, wall_ns, _ in agent["orders"]
-        if seq in tick_of and _is_of_tick(tick_of[seq][0])
+        if seq in tick_of and is_of_tick(tick_of[seq][0])
     ]
     found["transit"] = [wall_ns - ends[slot] for slot, wall_ns in arrived if slot in ends]
     return {kind: _milliseconds(found[kind]) for kind in LATENCIES}
 
 
-def _is_of_tick(batch_ns: int) -> bool:
+def is_of_tick(batch_ns: int) -> bool:
     """And not of a look between two ticks."""
     return batch_ns % PERIOD_NS < PERIOD_NS // (2 * MOST_LOOKS)
 
@@ -233,4 +252,14 @@ def _milliseconds(values_ns: Sequence[int]) -> list[float]:
     return [round(value / 1e6, 3) for value in values_ns]
 
 
-__all__ = ["LATENCIES", "AgentRun", "AgentSetting", "Scheduling", "Source", "latencies", "run_agent", "spec_for"]
+__all__ = [
+    "LATENCIES",
+    "AgentRun",
+    "AgentSetting",
+    "Scheduling",
+    "Source",
+    "is_of_tick",
+    "latencies",
+    "run_agent",
+    "spec_for",
+]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from schemas.apps import AppSpec, Policy
 from tests.bench.cluster import Cluster, Window
+from tests.bench.scenario_agent import is_of_tick
 from tests.bench.synthetic_agents import FIRST_LIMIT_BYTES, Load
 
 SETTLE_S: Final = 2.0
@@ -34,6 +35,11 @@ class AllocatorRun:
     """Of all replicas together."""
     step_us: float = 0.0
     """The synchronous part: take in, decide, encode and publish decisions."""
+    early_step_us: float = 0.0
+    """Of that, steps whose newest batch came of a poll between two samples."""
+    polls_per_period: float = 0.0
+    told_by_polls: float = 0.0
+    """Containers per period that polls told to be throttled."""
     nats_us: float = 0.0
     wire_bytes: float = 0.0
     """Read and written by the server, per container and period."""
@@ -110,6 +116,9 @@ def _summarise(
     run.replica_bytes = [window.resident_bytes[name] for name in names]
     run.process_us = sum(run.replica_us)
     run.step_us = sum(step[3] for step in steps) / 1e3 * per_us
+    run.early_step_us = sum(step[3] for step in steps if not is_of_tick(step[2])) / 1e3 * per_us
+    polls = [told for wall_ns, told in agents["polls"] if window.holds(wall_ns)]
+    run.polls_per_period, run.told_by_polls = len(polls) / len(ticks), sum(polls) / len(ticks)
     run.nats_us = window.cpu_us["nats-server"] * per_us
     run.wire_bytes = window.server_bytes * per_us
     run.changed_share = sum(rows for _, rows in orders) * per_us

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from schemas.apps import PERIOD_US
-from schemas.cfs import CfsBatch
+from schemas.cfs import CfsBatch, SampleFlag
 from schemas.codec import encode
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.message import Message
@@ -35,6 +35,7 @@ HOST_CPUS = 64
 MEMORY_BYTES = 20 << 20
 FIRST_QUOTA_US = 20_000
 FIRST_LIMIT_BYTES = 64 << 20
+NOTHING_REPORTED = -1
 DEMANDS_US = (500, 60_000)
 """Demands are spread evenly over the logarithm between these."""
 
@@ -48,6 +49,8 @@ class Load:
     containers_per_app: int
     change_share: float
     """Share of the containers that pick a new demand in a period."""
+    polls: int = 0
+    """Polls between two samples, evenly spaced, that report at once who has used up its quota; 0: only samples."""
 
     @property
     def apps(self) -> list[str]:
@@ -80,31 +83,74 @@ class SyntheticNode:
         self._limit_update_seq = np.zeros(count, np.int64)
         self._demand_us = self._demands(count)
         self._memory_bytes = np.full(count, MEMORY_BYTES, np.int64)
+        self._period_began = False
+        """Whether a poll has drawn the demands that the next sample reports."""
+        self._reported_quota_us = np.full(count, NOTHING_REPORTED, np.int64)
+        """The quota that a poll has reported as used up in this period."""
 
     def _demands(self, count: int) -> np.ndarray[Any, Any]:
         low, high = np.log(DEMANDS_US)
         return np.exp(self._chance.uniform(low, high, count)).astype(np.int64)
 
+    def _begin_period(self) -> None:
+        """Some containers pick a new demand, once a period: at its first poll, or with its sample."""
+        if not self._period_began:
+            count = len(self._keys)
+            turn = self._chance.random(count) < self._load.change_share
+            self._demand_us = np.where(turn, self._demands(count), self._demand_us)
+            self._period_began = True
+
     def batches(self, time_ns: int) -> list[CfsBatch]:
-        """What the agent would report of this period."""
+        """What the agent would report of this period. What a poll has told of it is not counted again."""
+        self._begin_period()
         count = len(self._keys)
-        turn = self._chance.random(count) < self._load.change_share
-        self._demand_us = np.where(turn, self._demands(count), self._demand_us)
         self._memory_bytes += self._chance.integers(-65_536, 65_537, count)
         used_us = np.minimum(self._demand_us, self._quota_us)
-        columns = {
+        counts = {
             "periods": np.ones(count),
-            "quota_us": self._quota_us,
             "used_us": used_us,
             "unused_us": self._quota_us - used_us,
-            "throttled": self._demand_us > self._quota_us,
+            "throttled": (self._demand_us > self._quota_us) & (self._reported_quota_us != self._quota_us),
             "throttled_us": self._demand_us - used_us,
+            "flags": np.zeros(count),
+        }
+        self._period_began = False
+        self._reported_quota_us[:] = NOTHING_REPORTED
+        return self._build(counts, self._groups, time_ns)
+
+    def early_batches(self, passed: float, time_ns: int) -> list[CfsBatch]:
+        """What the agent would report of a poll, as `services.agent.sampling.sampler.Sampler.poll`: mostly nothing.
+
+        Args:
+            passed: share of the period that is over, below 1; demands are spread evenly over it.
+            time_ns: of the poll, wall clock.
+        """
+        self._begin_period()
+        new = (self._demand_us * passed >= self._quota_us) & (self._reported_quota_us != self._quota_us)
+        self._reported_quota_us = np.where(new, self._quota_us, self._reported_quota_us)
+        nothing = np.zeros(len(new))
+        counts = {
+            "periods": new,
+            "used_us": np.where(new, self._quota_us, 0),
+            "unused_us": nothing,
+            "throttled": new,
+            "throttled_us": nothing,
+            "flags": new * int(SampleFlag.EARLY),
+        }
+        return self._build(counts, [(app, rows) for app, rows in self._groups if new[rows].any()], time_ns)
+
+    def _build(
+        self, counts: dict[str, np.ndarray[Any, Any]], groups: list[tuple[str, slice]], time_ns: int
+    ) -> list[CfsBatch]:
+        """Batches of these applications: the counts of a period or of a poll, and what holds now."""
+        nothing = np.zeros(len(self._keys))
+        columns = counts | {
+            "quota_us": self._quota_us,
             "memory_usage_bytes": self._memory_bytes,
-            "memory_reclaimable_bytes": np.zeros(count),
+            "memory_reclaimable_bytes": nothing,
             "memory_limit_bytes": self._limit_bytes,
             "limit_update_seq": self._limit_update_seq,
-            "oom_kills": np.zeros(count),
-            "flags": np.zeros(count),
+            "oom_kills": nothing,
         }
         return [
             CfsBatch.build(
@@ -118,7 +164,7 @@ class SyntheticNode:
                 period_us=PERIOD_US,
                 host_cpus=HOST_CPUS,
             )
-            for app, rows in self._groups
+            for app, rows in groups
         ]
 
     def carry_out(self, update: LimitUpdate) -> LimitReply:
@@ -153,12 +199,14 @@ class SyntheticAgents:
 
     def __init__(self, bus: NatsBus, load: Load) -> None:
         self._bus = bus
+        self._polls = load.polls
         chance = np.random.default_rng(1)
         self._nodes = [
             SyntheticNode(f"node{number}", first, load, chance)
             for number, first in enumerate(range(0, load.containers, load.containers_per_node))
         ]
         self._ticks: list[tuple[int, int, int]] = []
+        self._polled: list[tuple[int, int]] = []
         self._orders: list[tuple[int, int]] = []
 
     async def run(self) -> None:
@@ -167,21 +215,33 @@ class SyntheticAgents:
             await self._bus.serve(LIMIT_UPDATES.subject(self._bus.root, node=node.name), self._responder(node))
         await self._bus.flush(5.0)
         due_s = (time.time() // PERIOD_S + 2) * PERIOD_S
+        prepare_s = min(PREPARE_S, PERIOD_S / (2 * (self._polls + 1)))  # after the last poll
         while True:
-            await asyncio.sleep(due_s - PREPARE_S - time.time())
-            prepared = self._prepare(int(due_s * 1e9))
+            await asyncio.sleep(due_s - prepare_s - time.time())
+            prepared = self._encoded(self.batches(int(due_s * 1e9)))
             await asyncio.sleep(due_s - time.time())
             begin_ns = time.time_ns()
             for subject, data in prepared:
                 self._bus.connection.send_now(subject, data)
             self._ticks.append((int(due_s * 1e9), begin_ns, time.time_ns()))
+            await self._poll_between(due_s)
             due_s = max(due_s + PERIOD_S, (time.time() // PERIOD_S + 1) * PERIOD_S)
 
-    def _prepare(self, time_ns: int) -> list[tuple[str, bytes]]:
-        return [
-            (CFS.subject(self._bus.root, app=batch.app, node=batch.node).text, encode(batch))
-            for batch in self.batches(time_ns)
-        ]
+    async def _poll_between(self, sampled_s: float) -> None:
+        """As `services.agent.sampling.ticker.Ticker`: a poll that is late is left out."""
+        for number in range(1, self._polls + 1):
+            passed = number / (self._polls + 1)
+            due_s = sampled_s + passed * PERIOD_S
+            if due_s >= time.time():
+                await asyncio.sleep(due_s - time.time())
+                time_ns = time.time_ns()
+                early = [batch for node in self._nodes for batch in node.early_batches(passed, time_ns)]
+                for subject, data in self._encoded(early):
+                    self._bus.connection.send_now(subject, data)
+                self._polled.append((time_ns, sum(int(batch.column("throttled").sum()) for batch in early)))
+
+    def _encoded(self, batches: list[CfsBatch]) -> list[tuple[str, bytes]]:
+        return [(CFS.subject(self._bus.root, app=batch.app, node=batch.node).text, encode(batch)) for batch in batches]
 
     def batches(self, time_ns: int) -> list[CfsBatch]:
         """What all nodes report of this period."""
@@ -198,8 +258,8 @@ class SyntheticAgents:
         return respond
 
     def trace(self) -> dict[str, Any]:
-        """When the batches of each tick were due and sent, and when orders came."""
-        return {"ticks": self._ticks, "orders": self._orders}
+        """When the batches of each tick were due and sent, when polls were and what they told, and when orders came."""
+        return {"ticks": self._ticks, "polls": self._polled, "orders": self._orders}
 
 
 async def main() -> None:

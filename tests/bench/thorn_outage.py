@@ -9,10 +9,11 @@ from typing import Final
 
 from schemas.network import RouteEvent, RouteKind
 from services._runtime.command.errors import CommandError
+from services.fabric.model import Bfd
 from services.fabric.testbed.faults import Direction, Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import FaultTarget, Measurement, Outage, OutageMeter
-from services.fabric.testbed.topology import Bfd, LabSettings
+from services.fabric.testbed.topology import LabSettings
 
 PACE_S: Final = 4.0
 """At least so long from fault to fault: a fast path that acts more than three times in 10 s is damped."""

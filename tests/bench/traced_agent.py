@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from schemas.apps import PERIOD_US
-from schemas.cfs import CfsBatch
+from schemas.cfs import CfsBatch, SampleFlag
 from schemas.limits import LimitUpdate, RowStatus
 from services._runtime.service.app import main
 from services.agent.node import Node
@@ -37,6 +37,10 @@ class TracedAgent(Agent):
         """Sequence of the order, `AT_ONCE` or `AT_BOUNDARY`, wall clock, raise or not, ns since the period's end."""
         self._columns_ns = self._sample_ns = self._read_ns = self._sampled_ns = self._published_ns = 0
         self._batches: list[CfsBatch] = []
+        self._poll_notes: list[dict[str, int]] = []
+        """When each poll between two samples began and what it cost, files it read, containers it told of."""
+        self._told: int | None = None
+        """Containers that the present poll has told of; None: this is no poll."""
         self._seq = 0
         self._expected_ns: dict[str, int | None] = {}
         """Boundaries of the cuts that are looked at, monotonic."""
@@ -51,7 +55,12 @@ class TracedAgent(Agent):
     async def stop(self) -> None:
         """Stop, and write the trace."""
         await super().stop()
-        trace = {"ticks": self._tick_notes, "orders": self._orders, "writes": self._writes}
+        trace = {
+            "ticks": self._tick_notes,
+            "polls": self._poll_notes,
+            "orders": self._orders,
+            "writes": self._writes,
+        }
         leave_trace(trace)
 
     def _sample(self, node: Node) -> bool:
@@ -72,9 +81,21 @@ class TracedAgent(Agent):
         )
         return polls_between_samples
 
+    def _poll(self, node: Node) -> None:
+        samples = node.containers.samples
+        watched = samples.keys is node.containers.order.keys and node.containers.host.shows_usage
+        reads = int(np.count_nonzero(samples.may_burst)) if watched else 0
+        wall_ns, begin_ns, self._told = time.time_ns(), time.thread_time_ns(), 0
+        super()._poll(node)
+        cost_ns = time.thread_time_ns() - begin_ns
+        self._poll_notes.append({"begin_ns": wall_ns, "cost": cost_ns, "reads": reads, "told": self._told})
+        self._told = None
+
     def _publish_batch(self, batch: CfsBatch) -> None:
         super()._publish_batch(batch)
         self._published_ns = time.time_ns()
+        if self._told is not None:
+            self._told += int(np.count_nonzero(batch.column("flags") & SampleFlag.EARLY))
 
     def _stamp_sampling(self, node: Node) -> None:
         sampler, host = node.sampler, node.containers.host

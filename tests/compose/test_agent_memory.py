@@ -114,7 +114,7 @@ def test_a_hundred_containers(project, exported):
         return project.metric("agent", f"turnbuckle_agent_{name}")
 
     Sink.taken = 0
-    wait(lambda: metric("containers") == CONTAINERS, within_s=30, what="all found")
+    wait(lambda: metric("containers") == CONTAINERS, within_s=60, what="all found")
     before = metric("samples_total")
     wait(lambda: metric("samples_total") > before + PERIODS, within_s=120, what="some periods")
     highest_bytes = memory_of(int(project.container("agent").attrs["State"]["Pid"]))

@@ -225,7 +225,7 @@ async def test_only_centre_and_operator_declare(tmp_path: Path) -> None:
     """On a new server a host's services wait for those who may, and lose nothing."""
     async with SecuredNats(tmp_path / "secrets") as server:
         agent = await server.bus(Role.AGENT, MINE)
-        assert agent.undeclared == ["TB_CONTAINER", "TB_OOM", "KV_tb_apps", "KV_tb_nodes"]
+        assert agent.undeclared == ["TB_CONTAINER", "TB_OOM", "KV_tb_apps", "KV_tb_nodes", "KV_tb_pod_selectors"]
         agent.publish_event(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(), message_id="1")
         with pytest.raises(BusError):
             await agent.flush(0.3)
@@ -252,7 +252,7 @@ def test_keys_are_kept_and_only_their_owner_reads_them(tmp_path: Path) -> None:
     assert _config(tmp_path, "--node", MINE)[0] == 0
     seeds = {path.name: path.read_text() for path in (tmp_path / "secrets").glob("*.nk")}
     assert set(seeds) == {
-        *(f"{role}.nk" for role in ("allocator", "collector", "advisor", "operator", "observer")),
+        *(f"{role}.nk" for role in ("allocator", "collector", "advisor", "kubeoperator", "operator", "observer")),
         *(f"{role}-{MINE}.nk" for role in ("agent", "reconciler", "fast_path")),
     }
     for path in (tmp_path / "secrets").iterdir():

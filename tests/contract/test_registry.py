@@ -110,6 +110,7 @@ def compare(role: Role, recorded: Recorded) -> None:
 async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that starts, is sampled and needs memory; the allocator's side refuses it."""
     backend, broker = FakeBackend(), MemoryBroker()
+    backend.select_pods = lambda _selectors: None  # as where pods are discovered
     monkeypatch.setattr("services.agent.service.build_backend", lambda _settings, _clock: backend)
     bus, ours = RecordingBus(broker), MemoryBus(broker)
 
@@ -129,6 +130,7 @@ async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         backend.touch(container, 200 * MIB)
         await until(lambda: Use.REQUEST in bus.recorded, what="the request")
         await until(lambda: len(bus.recorded[Use.PUBLISH_FACT]) == 2, what="both kinds of facts")
+        await until(lambda: "pod_selectors" in bus.recorded[Use.READ], within_s=60, what="the selectors")
     compare(Role.AGENT, bus.recorded)
 
 

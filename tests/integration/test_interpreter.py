@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.service.install_hint import install_extra, package_missing
+from services._runtime.install_hint import install_extra, package_missing
 from services._runtime.service.interpreter import installed_services, isolated_command
 from services.cli.command_table import COMMANDS
 from services.cli.toolkit.supervisor import free_port

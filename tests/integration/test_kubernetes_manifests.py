@@ -1,7 +1,7 @@
 """The Kubernetes manifests: valid for the API server, and with the rights and times that our services need.
 
-The files themselves are checked everywhere; what overlays make of them, where there is a kubectl to render them (it
-needs no cluster). Kinds of the API are checked against its own schemas (tests/support/kubernetes-1.32.json says where
+The files themselves are checked everywhere; what overlays make of them, where kubectl can be fetched (it needs no
+cluster). Kinds of the API are checked against its own schemas (tests/support/kubernetes-1.32.json says where
 from), with unknown fields refused; those of KEDA and the Prometheus operator, whose schemas are not there, by their
 fields' names.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -23,10 +22,15 @@ import pytest
 import yaml
 
 from schemas.permissions import NODE_ROLES, Role
+from schemas.queries import AppState
 from schemas.telemetry import METRICS
 from services._runtime.service.interpreter import installed_services
 from services._runtime.service.settings import CommonSettings
 from services.cli.apps.app_file import load_app_file
+from services.kubeoperator.core.declaration import Declaration, read_application
+from services.kubeoperator.core.status import LastEvent, Seen, status_of
+from services.kubeoperator.handlers import GROUP, PLURAL, VERSION
+from tests.support.kubectl_package import DEADLINE_S, program
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "compose" / "kubernetes"
@@ -42,9 +46,14 @@ OVERLAYS = ["base", "overlays/trial", "overlays/production"]
 OTHERS = {
     "keda.sh/v1alpha1/ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "cooldownPeriod",
                                       "triggers"},
+    "apiextensions.k8s.io/v1/CustomResourceDefinition": {"group", "scope", "names", "versions"},
     "monitoring.coreos.com/v1/PodMonitor": {"selector", "podMetricsEndpoints"},
     "monitoring.coreos.com/v1/PrometheusRule": {"groups"},
 }  # fmt: skip
+RIGHTS = {
+    "rbac.authorization.k8s.io/v1/ClusterRole": {"rules"},
+    "rbac.authorization.k8s.io/v1/ClusterRoleBinding": {"roleRef", "subjects"},
+}
 METRIC = re.compile(r"\bturnbuckle_[a-z0-9_]+")
 Manifest = dict[str, Any]
 
@@ -60,10 +69,8 @@ def files() -> list[Path]:
 
 @cache
 def rendered(overlay: str) -> list[Manifest]:
-    if shutil.which("kubectl") is None:
-        pytest.skip("needs kubectl (1.27 or later) to render overlays; the files themselves are checked without")
-    command = ["kubectl", "kustomize", str(FOLDER / overlay)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    command = [program("kubectl"), "kustomize", str(FOLDER / overlay)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return documents(done.stdout)
 
@@ -75,6 +82,9 @@ def kind_of(manifest: Manifest) -> str:
 def check(manifest: Manifest) -> None:
     """Raises jsonschema.ValidationError or AssertionError."""
     kind = kind_of(manifest)
+    if kind in RIGHTS:
+        assert manifest.keys() == {"apiVersion", "kind", "metadata"} | RIGHTS[kind], kind
+        return
     if kind in OTHERS:
         assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}, kind
         assert manifest["spec"].keys() <= OTHERS[kind], kind
@@ -109,6 +119,7 @@ def test_every_file_is_valid(path: Path) -> None:
         check(manifest)
 
 
+@pytest.mark.timeout(DEADLINE_S)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_overlay_is_valid(overlay: str) -> None:
     manifests = rendered(overlay)
@@ -117,7 +128,7 @@ def test_every_overlay_is_valid(overlay: str) -> None:
         check(manifest)
     names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
     assert len(names) == len(set(names))
-    cluster_wide = {"Namespace", "PriorityClass"}
+    cluster_wide = {"Namespace", "PriorityClass", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
     assert all(
         manifest["metadata"].get("namespace") == "turnbuckle"
         for manifest in manifests
@@ -148,13 +159,55 @@ def test_it_is_each_service_and_the_announcer() -> None:
     assert kinds == {name: "DaemonSet" if name in PER_NODE else "Deployment" for name in SETTINGS} | {"apps": "CronJob"}
 
 
-def test_nobody_has_rights_at_the_api_server() -> None:
+def test_the_operator_alone_has_rights_at_the_api_server() -> None:
     accounts = {manifest["metadata"]["name"]: manifest for manifest in base() if manifest["kind"] == "ServiceAccount"}
     for name, pod, _ in workloads(base()):
         assert accounts[name]["automountServiceAccountToken"] is False
         assert pod["serviceAccountName"] == name
-        assert pod["automountServiceAccountToken"] is False
-    assert not [manifest for manifest in base() if "rbac" in manifest["apiVersion"]]
+        assert pod["automountServiceAccountToken"] is (name == "kubeoperator")
+    rights = {manifest["kind"]: manifest for manifest in base() if "rbac" in manifest["apiVersion"]}
+    assert rights.keys() == {"ClusterRole", "ClusterRoleBinding"}
+    [subject] = rights["ClusterRoleBinding"]["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "kubeoperator", "namespace": "turnbuckle"}
+    assert rights["ClusterRoleBinding"]["roleRef"]["name"] == rights["ClusterRole"]["metadata"]["name"]
+
+
+def test_the_operator_writes_applications_and_events_and_nothing_else() -> None:
+    [role] = [manifest for manifest in base() if manifest["kind"] == "ClusterRole"]
+    writes = {
+        (group, resource): set(rule["verbs"]) - {"get", "list", "watch"}
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert {key: verbs for key, verbs in writes.items() if verbs} == {
+        (GROUP, PLURAL): {"patch"},
+        (GROUP, f"{PLURAL}/status"): {"patch"},
+        ("", "events"): {"create"},
+    }
+
+
+def test_the_custom_resource_has_the_fields_that_the_operator_reads_and_writes() -> None:
+    [crd] = [manifest for manifest in base() if manifest["kind"] == "CustomResourceDefinition"]
+    [version] = crd["spec"]["versions"]
+    assert (crd["spec"]["group"], crd["spec"]["names"]["plural"], version["name"]) == (GROUP, PLURAL, VERSION)
+    schema = version["schema"]["openAPIV3Schema"]["properties"]
+    spec = {"cpu": "8", "memory": "16Gi", "policy": "escra", "mode": "observe", "selector": {"matchLabels": {"a": "b"}}}
+    jsonschema.Draft202012Validator(schema["spec"]).validate(spec)
+    assert spec.keys() == schema["spec"]["properties"].keys()
+    for wrong in ({"cpu": "8"}, spec | {"policy": "fair"}, spec | {"cpu": []}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(schema["spec"]).validate(wrong)
+    outcome = read_application("shop", "web", spec, "turnbuckle")
+    assert isinstance(outcome, Declaration)
+    state = AppState(
+        spec=outcome.spec, cpu_committed_us=0, cpu_free_us=800_000, memory_committed_bytes=0, memory_free_bytes=1 << 34,
+        owner="a1", containers=(),
+    )  # fmt: skip
+    event = LastEvent("2026-11-24T00:00:00Z", "MemoryKill", "web-1 on n1")
+    status = status_of(outcome, Seen(state, event), {}, 1, "2026-11-24T00:00:00Z")
+    assert status.keys() == schema["status"]["properties"].keys(), "what the schema lacks is dropped by the API server"
+    jsonschema.Draft202012Validator(schema["status"]).validate(status)
 
 
 def test_pods_are_hardened_limited_and_drained() -> None:
@@ -251,6 +304,7 @@ def test_the_rules_are_those_of_compose_and_watch_declared_metrics() -> None:
             assert metric in METRICS, f"{path.name}: {metric}"
 
 
+@pytest.mark.timeout(DEADLINE_S)
 def test_production_has_credentials_alerts_and_three_copies() -> None:
     manifests = rendered("overlays/production")
     kinds = {manifest["kind"] for manifest in manifests}

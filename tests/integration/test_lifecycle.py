@@ -162,6 +162,18 @@ async def test_our_own_fault(launch: Any, server: EmbeddedNats, fault: str, even
     assert next(line for line in log if line["event"] == event)["exception"]
 
 
+async def test_a_refusal_by_a_task_is_one_sentence(launch: Any, server: EmbeddedNats) -> None:
+    """Exit code 78, and the reason without a traceback: nothing has crashed."""
+    service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="refuse")
+    code, log = await service.finish()
+
+    assert code == 78
+    refusal = next(line for line in log if line["event"] == "settings_unusable")
+    assert refusal["error"] == "the name is taken: choose another one"
+    assert "exception" not in refusal
+    assert "task_crashed" not in events(log)
+
+
 async def test_stop_that_hangs(launch: Any, server: EmbeddedNats) -> None:
     """Costs its share of the grace, then the process ends with 70."""
     service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="hang", TURNBUCKLE_SHUTDOWN_GRACE_S="0.5")

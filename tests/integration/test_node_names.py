@@ -84,6 +84,7 @@ async def test_another_hosts_agent_of_the_name_ends_and_says_why(
     try:
         assert await second.exit_code(60) == 78
         assert f"node name '{NODE}' is at work already" in second.log_path.read_text()
+        assert "task_crashed" not in {line["event"] for line in second.log()}
         after = await registered(operator)
         assert (after.incarnation, after.holder) == (before.incarnation, before.holder)
         assert first.running

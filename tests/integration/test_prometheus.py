@@ -48,7 +48,10 @@ UNSEEN = {
     "turnbuckle_telemetry_lost_spans_total",
 }
 UNTROUBLED = "turnbuckle_reconciler_problems"
-ELSEWHERE = ("turnbuckle_reconciler_", "turnbuckle_fast_path_", "turnbuckle_collector_", "turnbuckle_advisor_")
+ELSEWHERE = tuple(
+    f"turnbuckle_{service}_" for service in ("reconciler", "fast_path", "collector", "advisor", "kubeoperator")
+)
+"""Not started here."""
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 

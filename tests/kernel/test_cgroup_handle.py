@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services._host.cgroup_snapshot import Counters
+from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, WriteOutcome
 from services._host.cgroupfs import write_file
-from services.agent.ports import UNLIMITED, Limits, WriteOutcome
 from tests.support.cgroup_lab import BURN, wait_until
 
 pytestmark = pytest.mark.root
@@ -48,11 +47,14 @@ def test_a_quota_really_limits_and_a_written_one_too(lab):
     group = lab.group(quota_us=10_000)
     handle = lab.handle(group)
     lab.start(group, BURN)
-    assert used_per_period(handle, 10) == pytest.approx(10_000, rel=0.25)
+    # How exactly the kernel keeps a quota is not asserted: emulated, or where the hypervisor takes processors away, the
+    # scheduler charges what nobody ran. Without a quota a period's 100,000 us are used.
+    little_us = used_per_period(handle, 10)
+    assert 5_000 < little_us < 25_000
     assert handle.write_quota(30_000) is WriteOutcome.WRITTEN
     assert handle.read_limits() == Limits(30_000, UNLIMITED)
     # Less where other work holds the processors, and one write's refill more
-    assert 18_000 < used_per_period(handle, 10) < 36_000
+    assert 1.3 * little_us < used_per_period(handle, 10) < 70_000
 
 
 def test_limits_are_restored(lab):
@@ -123,7 +125,7 @@ def test_oom_kills_are_counted(lab):
     group = lab.group(limit_bytes=20 * MIB)
     handle = lab.handle(group)
     process = lab.start(group, "bytearray(100 << 20)")
-    assert process.wait(timeout=30) == -signal.SIGKILL
+    assert process.wait(timeout=60) == -signal.SIGKILL
     wait_until(lambda: handle.read_oom_kills() == 1, what="the kill in the counter")
 
 
@@ -149,7 +151,7 @@ def test_a_container_with_a_period_of_50_ms(lab):
     assert handle.write_quota(30_000) is WriteOutcome.WRITTEN
     assert handle.read_limits().quota_us == 30_000
     lab.start(group, BURN)
-    assert used_per_period(handle, 5) < 36_000
+    assert used_per_period(handle, 5) < 70_000, "100,000 without a quota"
     handle.restore()
     assert handle.read_limits().quota_us == 40_000
     file = "cpu.cfs_period_us" if lab.layout.version == 1 else "cpu.max"

@@ -26,7 +26,7 @@ from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_trainer import FakeTrainer
 
-pytestmark = [pytest.mark.root, pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(540)]
 MACHINE = InstanceType("machine", 0.5, 512, 400, 1.0)
 GRID = """
 dataset: tested
@@ -140,7 +140,7 @@ class Tool:
 
     def events(self, *arguments: str, code: int = 0) -> list[dict]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=120)
         assert process.returncode == code, err
         return [json.loads(line) for line in out.splitlines()]
 
@@ -181,11 +181,11 @@ def test_kill_9_and_again_makes_each_run_once(tool):
     measured = next_row(first)
     parent = child_of(first)
     token = token_of(parent)
-    wait_until(lambda: sandboxes_left(token), within_s=30, what="the next run")
+    wait_until(lambda: sandboxes_left(token), within_s=60, what="the next run")
     first.kill()
     first.communicate()
-    wait_until(lambda: is_gone(parent), within_s=30, what="the end of the fork server")
-    wait_until(lambda: sandboxes_left(token) == [], within_s=30, what="the end of its cells")
+    wait_until(lambda: is_gone(parent), within_s=60, what="the end of the fork server")
+    wait_until(lambda: sandboxes_left(token) == [], within_s=60, what="the end of its cells")
     told = tool.events()
     rows = [event["record"]["job"] for event in told if event["event"] == "row"]
     assert len(rows) == 2  # three configurations, one of which was measured
@@ -231,7 +231,7 @@ def test_an_interrupt_keeps_what_is_finished(tool):
     next_row(process)
     token = token_of(child_of(process))
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert json.loads(out.splitlines()[-1])["event"] == "error"
     assert sandboxes_left(token) == []

@@ -56,7 +56,7 @@ def test_a_forking_group_is_killed_and_removed_with_its_parents(lab):
     process = lab.start(group, FORKS)
     wait_until(lambda: len(group.process_ids()) == 16, what="16 processes")
     group.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     wait_until(lambda: group.process_ids() == [], what="an empty group")
     wait_until(group.remove)
     for mount in lab.layout.distinct_mounts():
@@ -68,7 +68,7 @@ def test_a_forking_group_is_killed_and_removed_with_its_parents(lab):
 def test_moving_a_vanished_process_or_into_a_vanished_group_is_false(lab):
     group = lab.group()
     process = lab.start(group, "pass")
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     assert group.add_process(process.pid) is False
     wait_until(group.remove)
     assert group.add_process(os.getpid()) is False
@@ -102,11 +102,11 @@ async def test_discovery_finds_a_group_and_removes_it_once_its_process_has_ended
 
     task = asyncio.create_task(ManagedDiscovery(lab.layout, lab.root, interval_s=0.05).run(keep))
     process = lab.start(group, SLEEP)
-    await until(lambda: reports == [lab.found(group)], within_s=30)
+    await until(lambda: reports == [lab.found(group)], within_s=60)
     process.kill()
-    process.wait(timeout=5)
+    process.wait(timeout=60)
     ended = asyncio.get_running_loop().time()
-    await until(lambda: len(reports) == 2, within_s=30)
+    await until(lambda: len(reports) == 2, within_s=60)
     assert reports[1] == GoneContainer(lab.found(group).container_id)
     assert asyncio.get_running_loop().time() - ended >= EMPTY_S
     assert group.add_process(os.getpid()) is False  # it has been removed

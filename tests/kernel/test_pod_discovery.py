@@ -19,11 +19,12 @@ from uuid import uuid4
 import pytest
 
 from schemas.containers import ContainerSource
+from services._host.cgroup_snapshot import WriteOutcome
 from services._host.cgroupfs import CgroupLayout, detect
 from services._runtime.clock import SystemClock
 from services.agent.backend import build_backend
 from services.agent.discovery.pods import PodDiscovery
-from services.agent.ports import FoundContainer, GoneContainer, WriteOutcome
+from services.agent.ports import FoundContainer, GoneContainer
 from services.agent.settings import AgentSettings
 from tests.support.cri_lab import CRI, HOST_NETWORK, RuntimeClient
 from tests.support.deadline import until
@@ -90,14 +91,14 @@ async def runtime(tmp_path: Path) -> Any:
     try:
 
         def imported() -> bool:
-            done = subprocess.run([*ctr, "image", "import", str(tmp_path / "image.tar")], check=False, timeout=30)
+            done = subprocess.run([*ctr, "image", "import", str(tmp_path / "image.tar")], check=False, timeout=60)
             return done.returncode == 0
 
-        await until(lambda: (tmp_path / "cri.sock").exists() and imported(), within_s=30, what="containerd")
+        await until(lambda: (tmp_path / "cri.sock").exists() and imported(), within_s=60, what="containerd")
         yield tmp_path / "cri.sock"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.fixture

@@ -125,10 +125,10 @@ async def test_the_process_on_this_kernel(netns: str, tmp_path: Path) -> None:
                 assert "clsact" not in hooks(netns), "no half-applied host"
             else:
                 await wait_for_state(bus, lambda state: state.installed == 1 and not state.problems)
-            await until(lambda: any(e.kind is RouteKind.FDB and e.destination == REMOTE for e in told), within_s=30)
+            await until(lambda: any(e.kind is RouteKind.FDB and e.destination == REMOTE for e in told), within_s=60)
 
             ip(netns, "link set app up")
-            await until(lambda: any(e.interface == "rep0" and "carrier" in e.after for e in told), within_s=30)
+            await until(lambda: any(e.interface == "rep0" and "carrier" in e.after for e in told), within_s=60)
 
             second = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "services.reconciler",
@@ -155,7 +155,7 @@ def test_without_rights_it_says_so_and_changes_nothing(netns: str, tmp_path: Pat
     settings = environment(netns, EmbeddedNats(port=4), tmp_path)
     command = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", sys.executable, "-m"]
     done = subprocess.run(
-        [*command, "services.reconciler"], env=settings, capture_output=True, text=True, timeout=30, check=False
+        [*command, "services.reconciler"], env=settings, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 78, done.stderr
     assert "CAP_NET_ADMIN" in done.stderr

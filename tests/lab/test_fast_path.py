@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -25,9 +25,9 @@ from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import run
 from tests.support.fast_path_pair import KEY, FastPaths, pause_until
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow]
-WORKS_WITHIN_MS = 2_000.0
-NO_BLACK_HOLE_MS = 2_000.0
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
+WORKS_WITHIN_MS = 8_500.0
+NO_BLACK_HOLE_MS = 8_500.0
 """What a stale override may cost at most, restart of the daemon included."""
 
 
@@ -168,15 +168,17 @@ def test_crossed_faults_keep_the_last_hop(calm: Lab, fast: FastPaths, streams: O
 def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
     """Proved without watchdog: the stale override hides FRR's route, and the second fault is a black hole for ever."""
     host, ours = calm.topology.hosts[0].netns, fast.hosts[0]
-    with calm.fault(Fault.blackhole(1, 1)):
-        with frozen(host, "bgpd"):
+    with ExitStack() as stopped:
+        stopped.enter_context(frozen(host, "bgpd"))  # before the fault: it may converge within 200 ms
+        with calm.fault(Fault.blackhole(1, 1)):
             fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
             killed = ours.hot_pid
             assert ours.overrides()
             os.kill(killed, signal.SIGKILL)
-            wait_until(lambda: not ours.overrides(), within_s=30, what="an empty table")
-            wait_until(lambda: ours.hot_pid not in {0, killed}, within_s=30, what="another data-plane process")
-        wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
+            wait_until(lambda: not ours.overrides(), within_s=60, what="an empty table")
+            wait_until(lambda: ours.hot_pid not in {0, killed}, within_s=60, what="another data-plane process")
+            stopped.close()
+            wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
     fast.wait_quiet()
 
     streams.reset()
@@ -192,7 +194,7 @@ def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: Outag
         fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
         os.kill(ours.hot_pid, signal.SIGKILL)
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
-    wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=30, what="both uplinks")
+    wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks")
     os.kill(ours.hot_pid, signal.SIGKILL)
     streams.reset()
     with calm.fault(Fault.blackhole(1, 2)) as injected_ns:

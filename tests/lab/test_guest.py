@@ -7,11 +7,13 @@ import pytest
 from tests.lab.vm.guest import Guest
 from tests.lab.vm.machine import MachineError
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1_000)]
 
 
 def test_a_job_returns_its_output_and_exit_code(guest: Guest) -> None:
-    ended = guest.run(["sh", "-c", "uname -r; echo to stderr >&2; echo left >$JOB_DIRECTORY/file; exit 3"], within_s=60)
+    ended = guest.run(
+        ["sh", "-c", "uname -r; echo to stderr >&2; echo left >$JOB_DIRECTORY/file; exit 3"], within_s=300
+    )
     assert (ended.exit_code, ended.output) == (3, f"{guest.image.release}\nto stderr\n")
     assert (ended.directory / "file").read_text() == "left\n"
 
@@ -20,22 +22,22 @@ def test_jobs_run_side_by_side(guest: Guest) -> None:
     machine = guest.machine()
     first = machine.start(["sh", "-c", "mkfifo /run/meeting; cat /run/meeting; rm /run/meeting"])
     second = machine.start(["sh", "-c", "until [ -p /run/meeting ]; do sleep 0.1; done; echo hello >/run/meeting"])
-    assert second.wait(60).exit_code == 0
-    assert first.wait(60).output == "hello\n"
+    assert second.wait(300).exit_code == 0
+    assert first.wait(300).output == "hello\n"
 
 
 def test_orphans_of_a_job_are_buried(guest: Guest) -> None:
     """A test that kills a daemon looks whether it is gone: nobody else would wait for it."""
     script = "sh -c 'sleep 0.2 & echo $! >/run/orphan'; while kill -0 $(cat /run/orphan); do sleep 0.1; done"
-    assert guest.run(["sh", "-c", script], within_s=60).exit_code == 0
+    assert guest.run(["sh", "-c", script], within_s=300).exit_code == 0
 
 
 def test_modules_of_the_network_edge_load(guest: Guest) -> None:
     """By name, and by what asks for them."""
     modules = ["cls_flower", "act_tunnel_key", "act_mirred", "sch_ingress", "vxlan", "rdma_rxe", "rdma_ucm"]
-    ended = guest.run(["modprobe", "--all", *modules], within_s=60)
+    ended = guest.run(["modprobe", "--all", *modules], within_s=300)
     assert ended.exit_code == 0, ended.output
-    ended = guest.run(["sh", "-c", "ip link add d0 type dummy && ip -d link show d0 && ip link del d0"], within_s=60)
+    ended = guest.run(["sh", "-c", "ip link add d0 type dummy && ip -d link show d0 && ip link del d0"], within_s=300)
     assert ended.exit_code == 0, ended.output
     assert "dummy" in ended.output
 
@@ -44,11 +46,11 @@ def test_who_hangs_loses_the_machine_and_the_next_one_gets_another(guest: Guest)
     boots = guest.boots
     with pytest.raises(MachineError, match=r"(?s)runs on after 2 s: .*output:\nalive\n"):
         guest.run(["sh", "-c", "echo alive; exec sleep 1000"], within_s=2)
-    assert guest.run(["true"], within_s=60).exit_code == 0
+    assert guest.run(["true"], within_s=300).exit_code == 0
     assert guest.boots == boots + 1
 
 
 def test_a_machine_that_crashes_is_told_and_replaced(guest: Guest) -> None:
     with pytest.raises(MachineError, match="the machine went away"):
-        guest.run(["sh", "-c", "echo c >/proc/sysrq-trigger; sleep 60"], within_s=60)
-    assert guest.run(["true"], within_s=60).exit_code == 0
+        guest.run(["sh", "-c", "echo c >/proc/sysrq-trigger; sleep 60"], within_s=300)
+    assert guest.run(["true"], within_s=300).exit_code == 0

@@ -10,7 +10,7 @@ from tests.lab.vm.guest import Guest
 from tests.lab.vm.guest_pytest import figures, python
 from tests.lab.vm.machine import CHECKOUT
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(1_000)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +23,7 @@ def built() -> None:
 
 
 def run(guest: Guest, capsys: pytest.CaptureFixture[str], *command: str) -> None:
-    ended = guest.run([python(), *command], within_s=200)
+    ended = guest.run([python(), *command], within_s=900)
     with capsys.disabled():
         for line in figures(ended):
             print(f"\n  {line}", end="")  # noqa: T201

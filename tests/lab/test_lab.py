@@ -129,7 +129,7 @@ def test_a_namespace_of_somebody_else_is_left_alone(scratch: str) -> None:
     foreign = f"{scratch}-s1"
     subprocess.run(["ip", "netns", "add", foreign], check=True)
     try:
-        with pytest.raises(CommandError, match=f"not ours.*{foreign}"):
+        with pytest.raises(CommandError, match=f"other namespaces.*{foreign}"):
             Lab.up(LabSettings(prefix=scratch))
         assert (NETNS_DIRECTORY / foreign).exists()
         assert state_file.load(scratch) is None

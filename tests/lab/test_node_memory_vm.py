@@ -11,7 +11,7 @@ import pytest
 from tests.lab.vm.guest import Guest, RunningMachine
 from tests.lab.vm.guest_pytest import python
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 MEMORY_MIB = 1024
 MIB = 1 << 20
@@ -20,7 +20,7 @@ MIB = 1 << 20
 def run(guest: Guest, directory: Path, how: str) -> Any:
     machine = RunningMachine(guest.image, directory / how, memory_mib=MEMORY_MIB)
     try:
-        ended = machine.start([python(), "-m", "tests.lab.vm.guest_node_budget", how]).wait(300)
+        ended = machine.start([python(), "-m", "tests.lab.vm.guest_node_budget", how]).wait(1_000)
     finally:
         machine.kill()
     assert ended.exit_code == 0, ended.output[-4000:]

@@ -22,10 +22,10 @@ from services.reconciler.adapters.kernel import Kernel
 from tests.support.cgroup_lab import wait_until
 from tests.support.lab_events import OVERLAY, LabEvents
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow]
-WORKS_WITHIN_MS = 6_000.0
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
+WORKS_WITHIN_MS = 8_500.0
 """BFD finds a fault in 150 ms, on a machine that stands still for seconds later; BGP's hold timer would take 9 s."""
-BACK_WITHIN_S = 20.0
+BACK_WITHIN_S = 60.0
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_host_whose_frr_was_killed_comes_back(whole: Lab) -> None:
 
     whole.restart_frr(host, at_once=True)
     # The kernel still holds what the killed zebra had installed: ask the new daemons first.
-    wait_until(lambda: established(host) == {"p1", "p2"}, within_s=30.0, what="both EVPN sessions")
+    wait_until(lambda: established(host) == {"p1", "p2"}, within_s=60.0, what="both EVPN sessions")
     whole.wait_ready(60.0)
 
-    wait_until(lambda: overlay_of(host)[0] == entries, within_s=30, what="the same forwarding table")
+    wait_until(lambda: overlay_of(host)[0] == entries, within_s=60, what="the same forwarding table")

@@ -42,7 +42,7 @@ def _able(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.netns
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_with_two_uplinks_faults_cost_neither_a_restart_nor_a_bit_of_the_result(tmp_path: Path) -> None:
     # Paused, the job lasts for two faults on the fastest machine: 70 x 0.2 s > 0.5 + 2 x (5 + 1.5) s.
     slow, cycle = replace(JOB, pause_ms=200), FaultCycle(lead_s=0.5, down_s=DOWN_S, up_s=1.5)
@@ -58,7 +58,7 @@ def test_with_two_uplinks_faults_cost_neither_a_restart_nor_a_bit_of_the_result(
 
 @pytest.mark.netns
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_with_one_uplink_a_fault_ends_the_job_which_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     cycle = FaultCycle(lead_s=0.5, down_s=DOWN_S, at_most=1)
     with single_homed(HOSTS, "blackhole") as ground:

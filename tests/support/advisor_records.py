@@ -50,7 +50,7 @@ def record(name: str, machine: str, workers: int, **changes: object) -> JobRecor
 
 
 def profile(task: str, machine: str = "small", workers: int = 1, *, series: bool = True) -> RunProfile:
-    """The local run of a task; by default on a configuration of the grid, which makes that row the anchor."""
+    """The local run of a task; by default on a configuration of the grid, which makes that row the reference."""
     level = np.linspace(0.5, 1.0, 30) * len(task)
     columns = {
         "cpu_cores": level.tolist(),

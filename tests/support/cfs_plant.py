@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from services.allocator.cpu import escra as policy_escra
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.cpu.escra import EscraState
-from services.allocator.cpu.policy_api import CpuParameters, CpuTargets, CpuView
+from services.allocator.cpu.pipeline import CpuParameters, CpuPolicy, CpuTargets, CpuView
 from services.allocator.cpu.waterfill import WaterfillState
 
 PERIOD_US = 100_000
@@ -35,6 +35,11 @@ def parameters(
     return CpuParameters(
         np.full(apps, kappa), np.full(apps, gamma_us), np.full(apps, upsilon), np.full(apps, window, np.int64)
     )
+
+
+def decide(policy: ModuleType, state: Any, view: CpuView, rows: NDArray[np.int64]) -> CpuTargets:
+    """Targets of a policy from what the slots ``rows`` of ``state`` hold, which then hold the new state."""
+    return CpuPolicy(state, policy.step).decide(view, rows)
 
 
 @dataclass
@@ -132,7 +137,7 @@ class CfsPlant:
     def step(self, demand_us: NDArray[np.int64]) -> Sample:
         """One period and the decision after it."""
         sample = self.run_period(demand_us)
-        self.last = self.module.decide(self.state, self.view(sample), np.arange(len(self.app)))
+        self.last = decide(self.module, self.state, self.view(sample), np.arange(len(self.app)))
         ordered = self.commit(self.last.target_us)
         self.writes += ordered != self.ordered_us
         self.ordered_us = ordered

@@ -19,7 +19,7 @@ SLEEP = "import time; time.sleep(1000)"
 HOLD = "import sys, time; held = bytearray({bytes}); sys.stdout.write('held'); sys.stdout.flush(); time.sleep(1000)"
 
 
-def wait_until(condition: Callable[[], object], *, within_s: float = 30.0, what: str = "the condition") -> None:
+def wait_until(condition: Callable[[], object], *, within_s: float = 60.0, what: str = "the condition") -> None:
     """Return once the condition is true; fail the test if that takes too long. For tests without an event loop."""
     deadline = time.monotonic() + within_s
     while not condition():

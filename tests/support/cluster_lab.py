@@ -38,14 +38,15 @@ from tests.support.limit_observer import CgroupTree, LimitObserver, Reading, rea
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MIB: Final = 1 << 20
+MODULES: Final = {"agent": "tests.support.agent_of_an_idle_machine"}
 NICENESS: Final = -10
 """Of the services, and `WEIGHT` times the usual share for the loads: not other work on the machine is measured."""
 WEIGHT: Final = 8
-START_S: Final = 20.0
+START_S: Final = 90.0
 """For a service to become ready on a machine that does other work."""
 
 
-async def poll(probe: Callable[[], Awaitable[Any]], *, within_s: float = 5.0, what: str = "the condition") -> Any:
+async def poll(probe: Callable[[], Awaitable[Any]], *, within_s: float = 60.0, what: str = "the condition") -> Any:
     """The first true answer of an asynchronous probe; fails the test if that takes too long."""
     deadline = time.monotonic() + within_s
     while not (answer := await probe()):
@@ -63,7 +64,7 @@ class ServiceProcess:
         self.log_path = log_path
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"services.{service}"],
+                [sys.executable, "-m", MODULES.get(service, f"services.{service}")],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -113,7 +114,7 @@ class ServiceProcess:
         await poll(is_ready, within_s=within_s, what=f"{self.service} ready")
         return self
 
-    async def not_ready_because(self, text: str, within_s: float = 5.0) -> None:
+    async def not_ready_because(self, text: str, within_s: float = 60.0) -> None:
         """Wait until it says that it is not ready, for this reason."""
 
         async def says_so() -> bool:
@@ -133,12 +134,12 @@ class ServiceProcess:
         """Send a signal that does not end it."""
         self._process.send_signal(number)
 
-    async def signal(self, number: signal.Signals, within_s: float = 15.0) -> int:
+    async def signal(self, number: signal.Signals, within_s: float = 60.0) -> int:
         """Send a signal that ends it; returns the exit code."""
         self._process.send_signal(number)
         return await asyncio.to_thread(self._process.wait, within_s)
 
-    async def exit_code(self, within_s: float = 20.0) -> int:
+    async def exit_code(self, within_s: float = 60.0) -> int:
         """Wait for its end."""
         return await asyncio.to_thread(self._process.wait, within_s)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -143,5 +145,10 @@ class Load:
 
 
 def bridge_address(client: Any) -> str:
-    """Of this host on Docker's default bridge: containers of any network reach it there."""
-    return str(client.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"])
+    """Of this host on Docker's default bridge: containers of any network reach it there.
+
+    By the interface: Docker 20.10 names no gateway of a bridge that it has just made, only of one that it has found.
+    """
+    name = client.networks.get("bridge").attrs["Options"]["com.docker.network.bridge.name"]
+    shown = subprocess.run(["ip", "-json", "-4", "address", "show", "dev", name], capture_output=True, check=True)
+    return str(json.loads(shown.stdout)[0]["addr_info"][0]["local"])

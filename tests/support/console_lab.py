@@ -68,7 +68,7 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """By Ctrl-C; returns the exit code and stderr."""
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     return process.returncode, errors
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], *, within_s: float = 30.0, what: str = "the condition") -> None:
+async def until(condition: Callable[[], object], *, within_s: float = 60.0, what: str = "the condition") -> None:
     """Return once the condition is true; fail the test if that takes too long."""
     deadline = time.monotonic() + within_s
     while not condition():

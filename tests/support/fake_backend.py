@@ -63,6 +63,7 @@ class FakeBackend:
     discovery: FakeDiscovery = field(default_factory=FakeDiscovery)
     watchdog: FakeWatchdog = field(default_factory=FakeWatchdog)
     source_timeouts_s: dict = field(default_factory=dict)
+    select_pods: object = None
     closed: bool = False
     holder: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 

@@ -87,7 +87,7 @@ class FakeKernel:
         self.rules: list[Refusal] = []
         self.after_write: Callable[[str, str], None] = lambda _name, _value: None
         self._pwrite = os.pwrite
-        monkeypatch.setattr("services.agent.cgroup.control_file.os.pwrite", self.pwrite)
+        monkeypatch.setattr("services._host.control_file.os.pwrite", self.pwrite)
 
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
         if descriptor < 0:

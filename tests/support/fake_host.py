@@ -6,17 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
-from services._host.cgroup_snapshot import Counters, Pressure, QuotaWriter, read_each
-from services.agent.memory.reserve_store import InMemoryReserveStore
-from services.agent.ports import (
-    FoundContainer,
-    HostFullError,
+from services._host.cgroup_snapshot import (
+    Counters,
     Limits,
     MemoryState,
     Notification,
     NotificationKind,
+    Pressure,
+    QuotaWriter,
     WriteOutcome,
+    read_each,
 )
+from services.agent.cgroup.simulated import InMemoryReserveStore
+from services.agent.ports import FoundContainer, HostFullError
 
 PAGE_BYTES = 4096
 

@@ -246,4 +246,4 @@ class VertexServer:
 
     def stop(self) -> None:
         """Refuse connections."""
-        self._server.stop(None).wait(5)
+        self._server.stop(None).wait(60)

@@ -77,19 +77,25 @@ class FakeBfdd:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            header = connection.recv(_FRAME.size, socket.MSG_WAITALL)
-            if len(header) < _FRAME.size:
+            try:
+                self._subscribe(connection)
+            except OSError:  # that subscriber has ended
                 connection.close()
-                continue
-            length, identifier, kind, version = _FRAME.unpack(header)
-            mask = connection.recv(length, socket.MSG_WAITALL)
-            assert (kind, version, len(mask)) == (4, 1, 8), "not a subscription"
-            with self._lock:
-                connection.sendall(frame({"status": "ok"}, kind=1, identifier=identifier))
-                for uplink, state in self.states.items():
-                    connection.sendall(frame(session("add", uplink)) + frame(session("status", uplink, state)))
-                self._connections.append(connection)
-                self.subscribers += 1
+
+    def _subscribe(self, connection: socket.socket) -> None:
+        header = connection.recv(_FRAME.size, socket.MSG_WAITALL)
+        if len(header) < _FRAME.size:
+            connection.close()
+            return
+        length, identifier, kind, version = _FRAME.unpack(header)
+        mask = connection.recv(length, socket.MSG_WAITALL)
+        assert (kind, version, len(mask)) == (4, 1, 8), "not a subscription"
+        with self._lock:
+            connection.sendall(frame({"status": "ok"}, kind=1, identifier=identifier))
+            for uplink, state in self.states.items():
+                connection.sendall(frame(session("add", uplink)) + frame(session("status", uplink, state)))
+            self._connections.append(connection)
+            self.subscribers += 1
 
     def change(self, uplink: str, state: str | None) -> None:
         """A session has a new state; None: it is deleted."""
@@ -139,7 +145,7 @@ class FakeBgpd:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            with connection:
+            with connection, contextlib.suppress(OSError):  # who asked does not wait for ever, and hangs up
                 while command := connection.recv(4096):
                     neighbours = {name: {"remoteRouterId": found} for name, found in self.router_ids.items()}
                     text = json.dumps(neighbours) if b"json" in command else ""

@@ -122,7 +122,7 @@ class FastPaths:
             made.events.clear()
 
     def wait_told(
-        self, host: int, kind: RouteKind, cause: str, *, count: int = 1, within_s: float = 30.0
+        self, host: int, kind: RouteKind, cause: str, *, count: int = 1, within_s: float = 60.0
     ) -> list[RouteEvent]:
         """Wait for so many events of a host, by its number."""
         made = self.hosts[host - 1]

@@ -76,7 +76,7 @@ def fast_path_in_a_group(host: HostNamespace, state: Path, **settings: str) -> I
         yield group
     finally:
         group.close()
-        process.wait(10)
+        process.wait(60)
         _remove(group.path)
 
 

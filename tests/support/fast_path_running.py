@@ -33,7 +33,7 @@ class Running:
     def of(self, kind, cause=None):
         return [event for event in self.events if event.kind is kind and cause in {None, event.cause}]
 
-    async def overrides(self, expected, within_s=30):
+    async def overrides(self, expected, within_s=60):
         await until(lambda: self.host.overrides() == expected, within_s=within_s, what=f"overrides {expected}")
 
     async def told(self, kind, cause, count=1):

@@ -22,10 +22,10 @@ async def guarded_container(
     spec = await cluster.announce(AppSpec(name=name, cpu_limit=0.5, memory_limit=memory_limit, sigma=sigma))
     async with cluster.batches(name) as log:
         container = cluster.container(name, "web")
-        await until(lambda: container.guarded and 0 < container.limit_bytes < 100 * MIB, within_s=30, what="reclaimed")
+        await until(lambda: container.guarded and 0 < container.limit_bytes < 100 * MIB, within_s=60, what="reclaimed")
         await until(
             lambda: any(reserve_left(batch) >= 0.8 * sigma * memory_limit for batch in log.messages[-1:]),
-            within_s=30,
+            within_s=60,
             what="its reserve",
         )
     return spec, container
@@ -36,6 +36,6 @@ def grow(container: LabContainer, size_mib: int, rate: float = RATE) -> None:
     container.tell(f"hold {size_mib * MIB} {rate}")
 
 
-async def grown(container: LabContainer, within_s: float = 30.0) -> None:
+async def grown(container: LabContainer, within_s: float = 60.0) -> None:
     """Wait until it holds what it was told to; fails if it was killed."""
     await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), within_s)

@@ -29,7 +29,7 @@ class Answers:
         """Status and body; 0 while nobody listens."""
         return await asyncio.to_thread(ask, self._port, path)
 
-    async def until(self, path: str, status: int, containing: str = "", within_s: float = 40.0) -> str:
+    async def until(self, path: str, status: int, containing: str = "", within_s: float = 90.0) -> str:
         """Ask until the answer has this status and text."""
         found, body = 0, ""
         try:

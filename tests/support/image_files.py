@@ -53,4 +53,7 @@ def files_of_image(image: str, scanned: set[str] | None = None) -> Iterator[tupl
                     for file in layer:
                         if file.isfile() and (content := layer.extractfile(file)) is not None:
                             yield member.name, file.name.removeprefix("./"), content
+        # What follows the archive's end, or `docker save` cannot write it and fails.
+        while process.stdout.read(1 << 20):
+            pass
     assert process.returncode == 0

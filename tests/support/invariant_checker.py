@@ -41,7 +41,7 @@ class InvariantChecker:
             event for _, event in self.rules.events if event.container == key and (not kinds or event.kind in kinds)
         ]
 
-    async def told(self, key: str, kind: OomKind, within_s: float = 5.0) -> OomEvent:
+    async def told(self, key: str, kind: OomKind, within_s: float = 60.0) -> OomEvent:
         """Wait for the first event of a kind."""
 
         async def first() -> OomEvent | None:

@@ -7,7 +7,7 @@ from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from schemas.oom import MemoryRequest
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.step_context import StepTime
+from services.allocator.state.budget import StepTime
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000

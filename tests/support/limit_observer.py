@@ -239,7 +239,7 @@ class LimitObserver:
 
     def stop(self) -> dict[str, Observation]:
         """End it and return what it saw, by application."""
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=120)
         assert self._process.returncode == 0
         return self.seen()
 

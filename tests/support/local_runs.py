@@ -47,7 +47,7 @@ class Ended:
 
 def ended(process: subprocess.Popen[str]) -> Ended:
     """Wait for the tool's end."""
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=120)
     return Ended(process.returncode, [json.loads(line) for line in out.splitlines()], err)
 
 
@@ -116,9 +116,9 @@ def child_of(pid: int) -> Callable[[], int | None]:
 
 def wait_gone(token: str, pids: list[int]) -> None:
     """Return once neither these processes nor the run's control groups and record are there."""
-    wait_until(lambda: not any(lives(pid) for pid in pids), within_s=30, what="the end of the workers")
-    wait_until(lambda: not sandbox_directories(token), within_s=30, what="removal of the control groups")
-    wait_until(lambda: not record_of(token).exists(), within_s=30, what="removal of the record")
+    wait_until(lambda: not any(lives(pid) for pid in pids), within_s=60, what="the end of the workers")
+    wait_until(lambda: not sandbox_directories(token), within_s=60, what="removal of the control groups")
+    wait_until(lambda: not record_of(token).exists(), within_s=60, what="removal of the record")
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
 from services.agent.memory.records import RequestOutcome
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.step_context import StepTime
+from services.allocator.state.budget import StepTime
 from tests.support.agent_node import Node
 from tests.support.fake_host import FakeContainer, FakeHost
 
@@ -22,6 +22,12 @@ def owning(app: str, epoch: int = 1) -> AllocationCycle:
     allocation = AllocationCycle()
     allocation.acquire(app, epoch, 0)
     return allocation
+
+
+def end_warm_up(allocation: AllocationCycle, app: str) -> None:
+    """As if its time had passed and all nodes of the application had reported."""
+    allocation.leases.warm_up_ends_ns[app] = 0
+    allocation.inventory.release(app)
 
 
 @dataclass
@@ -140,7 +146,7 @@ class LossyCluster:
         """The service warms up for so long that every living node is heard."""
         self.heard.add(batch.node)
         if len(self.heard) == len(self.machines):
-            self.allocation.end_warm_up(self.spec.name)
+            end_warm_up(self.allocation, self.spec.name)
 
     def step_time(self, *, reclaim=False):
         return StepTime(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)

@@ -8,10 +8,11 @@ import subprocess
 import time
 from pathlib import Path
 
+from services._host.cgroup_snapshot import Notification
 from services._host.cgroupfs import ManagedCgroup
 from services.agent.cgroup.host import CgroupHost
 from services.agent.cgroup.open import open_host
-from services.agent.ports import ContainerHandle, Notification
+from services.agent.ports import ContainerHandle
 from services.agent.state_files import StateDirectory
 from tests.support.cgroup_lab import CgroupLab
 

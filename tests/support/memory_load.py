@@ -229,7 +229,7 @@ class MemoryLoad:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(5)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

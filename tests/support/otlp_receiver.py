@@ -225,7 +225,7 @@ def _points_of(request: Any) -> Iterator[ReceivedPoint]:
                     )
 
 
-def wait_for(condition: Callable[[], Any], within_s: float = 10.0, what: str = "the condition") -> Any:
+def wait_for(condition: Callable[[], Any], within_s: float = 60.0, what: str = "the condition") -> Any:
     """The first true value; blocks. For code without an event loop."""
     deadline_s = time.monotonic() + within_s
     while not (found := condition()):

@@ -68,6 +68,7 @@ class Trial:
             nkeys_seed=self._server.seed_file(self._identity.role, self._identity.node),
             error_cb=self._take,
             inbox_prefix=f"_INBOX.{self._identity.inbox}",
+            connect_timeout=60,  # two seconds are too few on a busy machine
         )
         return self
 
@@ -107,7 +108,7 @@ class Trial:
         for reply in replies:
             await publisher.client.publish(subject, b"bait", reply=reply)
         await publisher.client.flush()
-        await until(lambda: received >= set(replies), within_s=20, what="the messages that name a reply subject")
+        await until(lambda: received >= set(replies), within_s=60, what="the messages that name a reply subject")
 
     async def subscribe(self, subjects: list[str]) -> set[str]:
         """Those that the server lets us hear."""

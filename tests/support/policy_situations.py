@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.allocator.cpu.policy_api import CpuTargets, CpuView
-from tests.support.cfs_plant import POLICIES, CfsPlant
+from services.allocator.cpu.pipeline import CpuTargets, CpuView
+from tests.support.cfs_plant import POLICIES, CfsPlant, decide
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Situation:
 
     def decide(self) -> CpuTargets:
         """Decide on a copy of the state."""
-        targets: CpuTargets = POLICIES[self.policy][0].decide(self.state.copy(), self.view, self.rows)
+        targets: CpuTargets = decide(POLICIES[self.policy][0], self.state.copy(), self.view, self.rows)
         return targets
 
     def select(self, index: NDArray[np.int64]) -> Situation:

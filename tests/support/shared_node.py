@@ -12,10 +12,10 @@ from services.agent.memory.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import NodeOptions
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.step_context import StepTime
+from services.allocator.state.budget import StepTime
 from tests.support.agent_node import Node
 from tests.support.fake_host import FakeContainer, FakeHost
-from tests.support.lossy_cluster import PERIOD_NS
+from tests.support.lossy_cluster import PERIOD_NS, end_warm_up
 
 
 @dataclass
@@ -126,7 +126,7 @@ class SharedNode:
         owner = self.owners.get(batch.app)
         if owner is None:
             return
-        owner.end_warm_up(batch.app)
+        end_warm_up(owner, batch.app)
         self.send(owner, owner.step([batch], self.step_time(reclaim=reclaim)).updates)
         self.send(owner, owner.fences_due(self.step_time()))
 

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr
 from schemas.message import Message
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import Delivery
-from services._runtime.service.app import Runtime, main
+from services._runtime.service.app import Runtime, UnusableSettingsError, main
 from services._runtime.service.settings import CommonSettings
 from tests.support.bus_lab import node_info
 
@@ -22,7 +22,7 @@ class TinySettings(CommonSettings):
     service: ClassVar[str] = "tiny"
 
     node: Annotated[str, Field(description="name of this host")] = "n1"
-    fault: Annotated[str, Field(description="what to do wrong: crash, block, hang, start")] = ""
+    fault: Annotated[str, Field(description="what to do wrong: crash, refuse, block, hang, start")] = ""
     rates: Annotated[tuple[float, ...], Field(description="rates, messages per second")] = (1.0,)
     key: Annotated[SecretStr | None, Field(description="a secret")] = None
 
@@ -54,6 +54,8 @@ class TinyService:
     async def _misbehave(self, fault: str) -> None:
         if fault == "crash":
             raise ValueError("crashed as told")
+        if fault == "refuse":
+            raise UnusableSettingsError("the name is taken: choose another one")
         if fault == "block":
             time.sleep(60)  # noqa: ASYNC251 - the fault itself
         await asyncio.Event().wait()

@@ -30,7 +30,7 @@ class Tool:
         )  # fmt: skip
         return cls(process)
 
-    async def until_event(self, event: str, within_s: float = 40.0, **fields: object) -> dict[str, Any]:
+    async def until_event(self, event: str, within_s: float = 60.0, **fields: object) -> dict[str, Any]:
         """Read events up to one of a kind."""
         assert self.process.stdout is not None
         async with asyncio.timeout(within_s):
@@ -41,7 +41,7 @@ class Tool:
                     return found
         raise AssertionError(f"no {event}: {self.events[-5:]}")
 
-    async def end(self, within_s: float = 50.0) -> tuple[int | None, str]:
+    async def end(self, within_s: float = 60.0) -> tuple[int | None, str]:
         """Wait for the end; exit code and standard error."""
         out, err = await asyncio.wait_for(self.process.communicate(), within_s)
         self.events += [json.loads(line) for line in out.decode().splitlines()]

@@ -23,8 +23,8 @@ from tests.support.cluster_lab import ServiceProcess, poll
 from tests.support.nats_cluster import SIZE, NatsCluster
 from tests.support.oom_events import oom_event
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-MOST_S = 5.0
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
+MOST_S = 12.0
 """The longest that decisions may stall."""
 NAMES = ("shop", "bank", "mail", "news")
 MIB = 1 << 20
@@ -170,5 +170,5 @@ async def test_an_application_is_announced_while_a_server_is_gone(lab: Lab) -> N
         held = [await service.metric("turnbuckle_allocator_owned_applications") for service in lab.services[:2]]
         return sum(held) == len(NAMES) + 1
 
-    await poll(announced, within_s=30, what="the announcement")
-    await poll(owned, within_s=30, what="an owner")
+    await poll(announced, within_s=60, what="the announcement")
+    await poll(owned, within_s=60, what="an owner")

@@ -43,7 +43,7 @@ pytestmark = [
 MIB = 1 << 20
 STATIC_QUOTA_US = 15_000
 """Of compose.demo.yaml: 0.15 cores each."""
-LONGEST_GAP_S = 30.0
+LONGEST_GAP_S = 90.0
 """What a takeover may take; the load itself keeps still for a second or two at times, too."""
 
 
@@ -89,7 +89,7 @@ async def test_all_are_healthy_and_the_demo_is_managed(running):
             seen[name].add(limits.quota_us if limits else STATIC_QUOTA_US)
         return all(quotas - {STATIC_QUOTA_US} for quotas in seen.values()) and max(map(len, seen.values())) > 3
 
-    await until(moved, within_s=40, what=f"quotas that move, seen {seen}")
+    await until(moved, within_s=60, what=f"quotas that move, seen {seen}")
     assert {name: running.project.health(name) for name in RUNNING} == {name: ["healthy"] for name in RUNNING}
 
 
@@ -133,7 +133,7 @@ async def test_what_is_killed_is_back_within_ten_seconds_and_nothing_is_lost(
         back_s = time.monotonic() - start_s
         record_figure("seconds until healthy", round(back_s, 1))
         assert back_s <= BACK_S
-        await until(lambda: running.bus.connected, within_s=30, what="our own connection")
+        await until(lambda: running.bus.connected, within_s=60, what="our own connection")
         await running.decisions.next_one()
     assert_within_limits(sums)
 
@@ -150,7 +150,7 @@ async def test_the_watchdog_outlives_the_agents_container(running):
     assert of_project(before, project)
     await asyncio.to_thread(project.up, "--no-deps", "--no-recreate", "agent")
     await asyncio.to_thread(project.wait_healthy, "agent", within_s=BACK_S)
-    await until(lambda: not of_project(before, project), within_s=30, what="the old watchdog gone")
+    await until(lambda: not of_project(before, project), within_s=60, what="the old watchdog gone")
     assert len([seen.pid for seen in running_watchdogs() if of_project(seen.pid, project)]) == 1
 
 
@@ -176,7 +176,7 @@ async def test_down_leaves_the_limits_of_other_containers_as_they_were(running, 
         limits = limits_of(managed, project.layout)
         return limits is not None and limits.quota_us != 30_000 and limits.memory_bytes != 200 * MIB
 
-    await until(is_managed, within_s=30, what="managed")
+    await until(is_managed, within_s=60, what="managed")
     await asyncio.to_thread(project.run, "down", "--timeout", "15")
 
     assert limits_of(managed, project.layout) == as_they_were
@@ -184,7 +184,7 @@ async def test_down_leaves_the_limits_of_other_containers_as_they_were(running, 
     assert project.client.networks.list(filters={"label": f"com.docker.compose.project={project.name}"}) == []
     await until(
         lambda: not [seen for seen in running_watchdogs() if of_project(seen.pid, project)],
-        within_s=30,
+        within_s=60,
         what="no watchdog left",
     )
 

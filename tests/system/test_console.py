@@ -37,7 +37,7 @@ from tests.support.console_lab import (
     vectors,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360), pytest.mark.asyncio(loop_scope="module")]
 
 PHONE = {"width": 390, "height": 844}
 
@@ -292,7 +292,7 @@ async def test_a_page_survives_the_console(stack: Stack) -> None:
 
 async def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
-        subprocess.run, [*CLI, *arguments], env=environment(), text=True, capture_output=True, timeout=30, check=False
+        subprocess.run, [*CLI, *arguments], env=environment(), text=True, capture_output=True, timeout=60, check=False
     )
 
 

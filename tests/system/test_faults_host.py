@@ -24,7 +24,7 @@ from tests.support.invariant_checker import watch
 from tests.support.limit_observer import UNLIMITED
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-NOTICED_S = 10.0
+NOTICED_S = 60.0
 REST_S = 0.5
 
 
@@ -51,7 +51,7 @@ async def at_rest(container: LabContainer) -> tuple[int, int]:
             seen = limits, time.monotonic()
         return min(limits) > 0 and time.monotonic() > seen[1] + REST_S
 
-    await until(rests, within_s=30, what="limits that stay")
+    await until(rests, within_s=60, what="limits that stay")
     return seen[0]
 
 
@@ -123,7 +123,7 @@ async def test_a_second_agent_with_the_same_root_is_refused_and_told_who_is_ther
     second = cluster.launch_agent(node="n2")
     assert await second.exit_code() == 78
     refusal = second.log_path.read_text(encoding="utf-8")
-    assert f"node 'n1', pid {first.pid}" in refusal
+    assert f"pid {first.pid}, node 'n1'" in refusal
     assert "stop that agent, or set another TURNBUCKLE_AGENT__MANAGED_ROOT" in refusal
     assert first.running
 
@@ -145,7 +145,7 @@ async def test_groups_that_vanish_under_guard_do_no_harm(cluster, events):
     spec = await cluster.announce(AppSpec(name="vanishing", cpu_limit=0.5, memory_limit=256 * MIB))
     stays, *others = (cluster.container(spec.name, name) for name in ("stays", "idle", "busy", "full"))
     async with watch(cluster, spec) as checker:
-        await until(lambda: all(c.guarded for c in (stays, *others)), within_s=30, what="all guarded")
+        await until(lambda: all(c.guarded for c in (stays, *others)), within_s=60, what="all guarded")
         others[1].tell("burn")
         grow(others[2], 120, rate=200 * MIB)
         await until(lambda: others[2].read().usage_bytes > 60 * MIB, what="one that grows")
@@ -172,12 +172,12 @@ async def test_a_graceful_stop_restores_what_was_there_before_the_first_agent_al
     before = container.read()
     for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
         agent = await bare_cluster.launch_agent(node="n5", root=root).ready()
-        await until(lambda: container.guarded, within_s=30, what="guarded")
+        await until(lambda: container.guarded, within_s=60, what="guarded")
         grow(container, 20)
         await grown(container)
         container.tell("burn")
-        await until(lambda: container.quota_us >= 40_000, within_s=30, what="another quota")
-        await until(lambda: container.limit_bytes != original[1], within_s=30, what="another memory limit")
+        await until(lambda: container.quota_us >= 40_000, within_s=60, what="another quota")
+        await until(lambda: container.limit_bytes != original[1], within_s=60, what="another memory limit")
         container.tell("idle")
         grow(container, 1)
         await grown(container)
@@ -223,11 +223,11 @@ async def test_while_the_state_directory_is_full_containers_are_followed_and_nob
     ).ready()
     spec = await cluster.announce(AppSpec(name="full", cpu_limit=0.5, memory_limit=300 * MIB))
     first = cluster.container(spec.name, "first", root=root)
-    await until(lambda: first.guarded and first.limit_bytes > 0, within_s=30, what="guarded")
+    await until(lambda: first.guarded and first.limit_bytes > 0, within_s=60, what="guarded")
     fill(tiny)
     second = cluster.container(spec.name, "second", root=root)
     async with watch(cluster, spec, roots=(root,)) as checker:
-        await until(lambda: second.limit_bytes > 0, within_s=30, what="the second one managed")
+        await until(lambda: second.limit_bytes > 0, within_s=60, what="the second one managed")
         for container in (first, second):
             grow(container, 90, rate=100 * MIB)
             await grown(container)

@@ -56,7 +56,7 @@ async def each_is_told(events: MessageLog, key: str, write: Callable[[int], None
     for number, quota_us in zip(range(WRITES), quotas, strict=False):
         await asyncio.to_thread(write, quota_us)
         await until(
-            lambda number=number: len(quota_drifts(events, key)) > number, within_s=10, what=f"write {number + 1} told"
+            lambda number=number: len(quota_drifts(events, key)) > number, within_s=60, what=f"write {number + 1} told"
         )
     told = quota_drifts(events, key)
     assert len(told) == WRITES
@@ -76,7 +76,7 @@ async def managed(cluster: ClusterLab, key_end: str) -> str:
             return ""
         return next((row.container for row in rows if row.container.endswith(key_end) and row.quota_us > 0), "")
 
-    return str(await poll(find, within_s=20, what="a managed container"))
+    return str(await poll(find, within_s=60, what="a managed container"))
 
 
 async def test_in_a_busy_group_of_exec(bare_cluster: ClusterLab, events: MessageLog) -> None:

@@ -83,7 +83,7 @@ async def busy(bare_cluster: ClusterLab, engine: DockerLab, proxy: CuttableProxy
     for number in range(2):
         bare_cluster.container(MIXED.name, f"e{number}").tell("burn")
     count = 6
-    await poll(lambda: all_managed(bare_cluster, count), within_s=30, what="all containers with limits")
+    await poll(lambda: all_managed(bare_cluster, count), within_s=60, what="all containers with limits")
     yield count
     engine.close()
     remove_groups(bare_cluster, root)
@@ -128,9 +128,9 @@ async def restart_with(cluster: ClusterLab, proxy: CuttableProxy, fault: Fault) 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 async def test_the_sum_of_limits_holds_while_docker_is_not_heard(bare_cluster, proxy, busy, fault, record_figure):
     observer = bare_cluster.observe(bare_cluster.root, docker_root(bare_cluster))
-    await until(lambda: len(observer.seen()) == 2, within_s=10, what="an observer that sees both applications")
+    await until(lambda: len(observer.seen()) == 2, within_s=60, what="an observer that sees both applications")
     await restart_with(bare_cluster, proxy, fault)
-    await poll(lambda: all_managed(bare_cluster, busy), within_s=30, what="all containers managed again")
+    await poll(lambda: all_managed(bare_cluster, busy), within_s=60, what="all containers managed again")
     await asyncio.sleep(SETTLED_S)
     seen = observer.stop()
 

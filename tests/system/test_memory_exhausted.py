@@ -24,7 +24,7 @@ async def hold(container: LabContainer, size_mib: int) -> None:
 
 
 async def admitted(*containers: LabContainer) -> None:
-    await until(lambda: all(c.guarded and c.limit_bytes > 0 for c in containers), within_s=30, what="all guarded")
+    await until(lambda: all(c.guarded and c.limit_bytes > 0 for c in containers), within_s=60, what="all guarded")
 
 
 async def test_slack_of_others_is_taken_back_before_anybody_is_killed(cluster: ClusterLab):
@@ -67,7 +67,7 @@ async def test_when_nothing_is_left_the_kernel_kills_the_event_says_why_and_the_
         await admitted(greedy, modest, quiet)
         await hold(modest, 60)
         grow(greedy, 400)
-        await until(lambda: not greedy.alive, within_s=30, what="the kernel's kill")
+        await until(lambda: not greedy.alive, within_s=60, what="the kernel's kill")
         await assert_killed_with_reason(checker, greedy, spec)
         record_figure("longest pause, seconds", round(checker.rules.longest_pause_s, 3))
         record_figure("most of the limit that the files held", round(checker.rules.highest_limit_share, 3))

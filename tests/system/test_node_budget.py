@@ -48,7 +48,7 @@ async def test_growers_of_two_applications_are_refused_before_the_node_is_full(
     growers = [cluster.container(spec.name, "grow") for spec in specs]
     sums, told = [], []
     async with cluster.listen(OOM_EVENTS.pattern(cluster.bus.root)) as log:
-        await until(lambda: all(0 < each.limit_bytes < GIB for each in growers), within_s=30, what="first limits")
+        await until(lambda: all(0 < each.limit_bytes < GIB for each in growers), within_s=60, what="first limits")
         for each in growers:
             grow(each, 1536, rate=100 * MIB)
 

@@ -47,14 +47,14 @@ async def choose(allocator: Child, policy: str, tmp_path: Path) -> None:
     allocator.tell({"policy": policy, "profile": str(path)})
     answer = await allocator.hear(ANSWER_S)
     assert answer["policy"] == policy
-    assert answer["switch_ms"] < 2_000
+    assert answer["switch_ms"] < 20_000
 
 
 async def limited(*pairs: tuple[LabContainer, int, int]) -> None:
     """Wait until containers hold these quotas (us) and memory limits (bytes)."""
     await until(
         lambda: all((one.quota_us, one.limit_bytes) == (quota, limit) for one, quota, limit in pairs),
-        within_s=30,
+        within_s=60,
         what=f"{[(quota, limit) for _, quota, limit in pairs]}",
     )
 
@@ -72,7 +72,7 @@ async def test_policies_take_turns_and_the_application_goes_on(bare_cluster: Clu
     await choose(allocator, "captain-0.02", tmp_path)
     await limited((web, 20_000, 60 * MIB), (store, 8_000, 120 * MIB))
     web.tell("burn 0.4")
-    await until(lambda: web.quota_us > 25_000, within_s=30, what="more for who is throttled")
+    await until(lambda: web.quota_us > 25_000, within_s=60, what="more for who is throttled")
     web.tell("idle")
 
     await choose(allocator, "waterfill:delta=20", tmp_path)
@@ -91,7 +91,7 @@ async def test_who_reaches_a_static_limit_is_killed(bare_cluster: ClusterLab, al
     store = bare_cluster.container(spec.name, "store")
     await limited((store, 6_000, 60 * MIB))
     grow(store, 100)
-    await until(lambda: not store.alive, within_s=30, what="the kernel's kill")
+    await until(lambda: not store.alive, within_s=60, what="the kernel's kill")
     bare_cluster.remove(store)
 
 

@@ -14,11 +14,11 @@ from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, poll
 from tests.support.deadline import until
 from tests.support.limit_observer import Observation
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
 LEAST_S = 15.0
 
 
-def assert_never_above(seen: Observation, spec: AppSpec, least_rate_hz: float = 40) -> None:
+def assert_never_above(seen: Observation, spec: AppSpec, least_rate_hz: float = 10) -> None:
     """Within the limit in every sample, and there were enough of them to say so."""
     assert len(seen.samples) >= least_rate_hz * seen.duration_s, f"{len(seen.samples)} in {seen.duration_s:.1f} s"
     assert seen.highest_quota_us <= spec.cpu_limit_us
@@ -79,9 +79,9 @@ async def test_sums_hold_while_containers_burn_come_and_go_and_the_allocator_is_
             await allocator.signal(restarts[turn])
             allocator = cluster.launch_allocator()
         batches = await agent.metric("turnbuckle_agent_samples_total")
-        await poll(lambda since=batches: _ticked(agent, since + 5), within_s=30, what="five more periods")
+        await poll(lambda since=batches: _ticked(agent, since + 5), within_s=60, what="five more periods")
     await allocator.ready()
-    await poll(lambda: _all_admitted(cluster, specs), within_s=30, what="all containers admitted again")
+    await poll(lambda: _all_admitted(cluster, specs), within_s=60, what="all containers admitted again")
 
     seen = observer.stop()
     for spec in specs:
@@ -118,14 +118,14 @@ async def test_two_agents_share_one_limit(cluster, record_figure):
     observer = cluster.observe(cluster.root, other_root)
     here = cluster.container(spec.name, "here")
     there = cluster.container(spec.name, "there", root=other_root)
-    await until(lambda: here.quota_us > 0 and there.quota_us > 0, within_s=30, what="both admitted")
+    await until(lambda: here.quota_us > 0 and there.quota_us > 0, within_s=60, what="both admitted")
 
     for burning, idle in ((here, there), (there, here), (here, there)):
         idle.tell("idle")
         burning.tell("burn")
         await until(
             lambda b=burning, i=idle: b.quota_us >= 0.7 * spec.cpu_limit_us and i.quota_us <= 0.3 * spec.cpu_limit_us,
-            within_s=30,
+            within_s=60,
             what="the quota at the one that burns",
         )
     state = await cluster.state(spec.name)

@@ -13,7 +13,7 @@ SEED = 3
 SECONDS = 60.0
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(720)
 @pytest.mark.filterwarnings("ignore:unclosed <StreamWriter:ResourceWarning")  # nats-py, of an attempt to reconnect
 async def test_nothing_is_lost_wrongly_killed_or_left_hanging_by_random_crashes_and_freezes(
     bare_cluster, record_figure

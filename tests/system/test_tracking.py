@@ -43,7 +43,7 @@ def periods_until(rows: list[dict[str, int]], start: int, reached) -> int | None
 async def follow_burst(cluster: ClusterLab, spec: AppSpec, container: LabContainer) -> Burst:
     """From an idle container at a tenth of its demand through a burst and back."""
     await cluster.announce(spec.model_copy(update={"container_max_cpu": START_US / PERIOD_US}))
-    await until(lambda: 0 < container.quota_us <= START_US, within_s=30, what="a tenth of the demand")
+    await until(lambda: 0 < container.quota_us <= START_US, within_s=60, what="a tenth of the demand")
     async with cluster.batches(spec.name) as log:
         await until(lambda: len(log.rows(container.key)) >= 3, what="idle batches")
         await cluster.announce(spec)
@@ -69,7 +69,7 @@ async def _reach(log: MessageLog, container: LabContainer) -> int:
 
     await until(lambda: begun() is not None, what="the burst in a batch")
     assert rows()[begun() - 1]["quota_us"] <= 1.5 * START_US
-    await until(lambda: reached() is not None, within_s=30, what="95 % of the demand")
+    await until(lambda: reached() is not None, within_s=60, what="95 % of the demand")
     return reached()
 
 
@@ -85,7 +85,7 @@ async def _fall(log: MessageLog, container: LabContainer) -> int:
         return periods_until(log.rows(container.key), idle(), lambda row: row["quota_us"] <= GAMMA_US)
 
     await until(lambda: idle() is not None, what="an idle period")
-    await until(lambda: fallen() is not None, within_s=30, what="the fall")
+    await until(lambda: fallen() is not None, within_s=60, what="the fall")
     return fallen()
 
 
@@ -110,7 +110,7 @@ async def test_reclaim_shrinks_an_idle_containers_limit_to_usage_plus_delta(clus
     await until(lambda: container.limit_bytes == spec.initial_memory_bytes(1) // 4096 * 4096, what="the first limit")
 
     async with cluster.batches(spec.name) as log:
-        await until(lambda: container.limit_bytes < 100 * MIB, within_s=30, what="a reclaim within 5 s")
+        await until(lambda: container.limit_bytes < 100 * MIB, within_s=60, what="a reclaim within 5 s")
         usage_bytes = log.rows(container.key)[-1]["memory_usage_bytes"]
 
     assert usage_bytes >= 20 * MIB

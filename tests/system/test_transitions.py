@@ -25,7 +25,7 @@ async def periods(cluster: ClusterLab, app: str, count: int) -> None:
         await until(lambda: len(log.messages) >= count, within_s=count * 0.5, what=f"{count} periods")
 
 
-async def assert_follows(container: LabContainer, limit_us: int, within_s: float = 10) -> None:
+async def assert_follows(container: LabContainer, limit_us: int, within_s: float = 60) -> None:
     """A burst is followed, up and down."""
     container.tell("burn")
     await until(lambda: container.quota_us >= 0.9 * limit_us, within_s=within_s, what="the rise")
@@ -71,7 +71,7 @@ async def assert_nothing_is_written(cluster: ClusterLab, container: LabContainer
     """Although it burns and is throttled."""
     before = container.read()
     container.tell("burn")
-    await until(lambda: container.read().throttled >= before.throttled + 10, within_s=30, what="ten throttled periods")
+    await until(lambda: container.read().throttled >= before.throttled + 10, within_s=60, what="ten throttled periods")
     container.tell("idle")
     await periods(cluster, app, 10)
     assert container.read().limits == before.limits
@@ -91,7 +91,7 @@ async def test_a_second_allocator_shares_and_either_may_end(cluster):
     spec = await cluster.announce(AppSpec(name="handed-over", cpu_limit=0.6, memory_limit=256 * MIB))
     observer = cluster.observe()
     containers = [cluster.container(spec.name, name) for name in ("a", "b")]
-    await until(lambda: all(c.quota_us > 0 for c in containers), within_s=30, what="both admitted")
+    await until(lambda: all(c.quota_us > 0 for c in containers), within_s=60, what="both admitted")
     [first] = cluster.running("allocator")
     epoch = (await cluster.state(spec.name)).epoch
     connection = await nats.connect(cluster.nats.url)
@@ -107,7 +107,7 @@ async def test_a_second_allocator_shares_and_either_may_end(cluster):
     assert await first.signal(signal.SIGTERM) == 0
     await poll(lambda: has_owner_after(cluster, spec.name, epoch - (not was_owner)), what="owned by the second")
     containers[1].tell("burn")
-    await until(lambda: containers[1].quota_us >= 0.7 * spec.cpu_limit_us, within_s=30, what="followed by the second")
+    await until(lambda: containers[1].quota_us >= 0.7 * spec.cpu_limit_us, within_s=60, what="followed by the second")
     assert (await second.get("/readyz"))[0] == 200
 
     seen = observer.stop()[spec.name]
@@ -137,7 +137,7 @@ async def test_everything_resumes_after_a_restart_of_the_server(cluster, ending,
     spec = await cluster.announce(AppSpec(name=f"after-{ending}", cpu_limit=0.6, memory_limit=256 * MIB))
     observer = cluster.observe()
     containers = [cluster.container(spec.name, name) for name in ("a", "b")]
-    await until(lambda: all(c.quota_us > 0 for c in containers), within_s=30, what="both admitted")
+    await until(lambda: all(c.quota_us > 0 for c in containers), within_s=60, what="both admitted")
     await assert_follows(containers[0], spec.cpu_limit_us)
 
     if ending == "halt":
@@ -155,13 +155,13 @@ async def test_everything_resumes_after_a_restart_of_the_server(cluster, ending,
 
     await cluster.nats.start()
     start_s = time.monotonic()
-    await until(lambda: containers[0].quota_us >= 0.9 * spec.cpu_limit_us, within_s=30, what="followed again")
+    await until(lambda: containers[0].quota_us >= 0.9 * spec.cpu_limit_us, within_s=60, what="followed again")
     record_figure("seconds until followed again", round(time.monotonic() - start_s, 2))
     await agent.ready()
     await allocator.ready()
-    await until(lambda: cluster.bus.connected, within_s=30, what="our own connection")
+    await until(lambda: cluster.bus.connected, within_s=60, what="our own connection")
     changed = await cluster.announce(spec.model_copy(update={"cpu_limit": 0.4}))
-    await until(lambda: containers[0].quota_us <= changed.cpu_limit_us, within_s=30, what="a new limit learnt")
+    await until(lambda: containers[0].quota_us <= changed.cpu_limit_us, within_s=60, what="a new limit learnt")
 
     seen = observer.stop()[spec.name]
     assert seen.highest_quota_us <= spec.cpu_limit_us

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import generate_chart
 from scripts.generate_docs import DOCS, generated, settings_classes, settings_text
 from services._runtime.service.settings import CommonSettings
 
@@ -15,6 +16,10 @@ GENERATED = generated()
 @pytest.mark.parametrize("path", GENERATED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_generated_pages_are_fresh(path: Path) -> None:
     assert path.read_text() == GENERATED[path], "run `make docs` and commit what it wrote"
+
+
+def test_the_helm_chart_and_its_table_of_values_are_fresh() -> None:
+    assert generate_chart.stale() == [], "run `make docs` and commit what it wrote"
 
 
 def test_every_setting_is_on_the_page_once() -> None:

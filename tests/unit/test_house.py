@@ -22,9 +22,9 @@ GOOD = House(
 
 
 def test_a_room_is_a_folder_below_services_or_the_schemas() -> None:
-    assert room_of("services.agent.limits.update_log") == "services.agent"
+    assert room_of("services.agent.limits.accepted_updates") == "services.agent"
     assert room_of("schemas.cfs") == "schemas"
-    assert room_of("services.agent.limits.update_log", 3) == "services.agent.limits"
+    assert room_of("services.agent.limits.accepted_updates", 3) == "services.agent.limits"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,8 +23,10 @@ from services._host.bpf.cfs_periods import PERIOD_FIELDS
 from services._host.bpf.records import HEADER_BYTES, OOM_FIELDS, VERSION, Kind
 from services._host.cgroup_snapshot import IntArray
 from services._host.kernel_programs import LOADER, loader_command
+from services._runtime.child_process import wait_or_kill
 
-LOAD_DEADLINE_S: Final = 5.0
+LOAD_DEADLINE_S: Final = 20.0
+"""Loading takes some tenths of a second; on a machine that is busy or emulated, many times as long."""
 STREAM_INTERVAL_MS: Final = 20
 """Records are held back for this long at most: the agent reads them with its sample, and a wakeup costs more."""
 _PACKET_BYTES: Final = 1 << 16
@@ -175,8 +176,4 @@ class KernelPrograms:
             if descriptor is not None:
                 os.close(descriptor)
         self._socket.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-            return
-        self._process.kill()
-        self._process.wait()
+        wait_or_kill(self._process, _END_S)

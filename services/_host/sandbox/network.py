@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from services._host.netns import CLONE_NEWNET, enter
-from services._runtime.service.install_hint import package_missing
+from services._runtime.install_hint import package_missing
 
 DEVICE: Final = "eth0"
 """A sandbox's device."""

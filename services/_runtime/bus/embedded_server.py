@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Self
 
-from services._runtime.parent_death import die_with_parent
+from services._runtime.child_process import die_with_parent
 
-_READY_S: Final = 10.0
+READY_TIMEOUT_S: Final = 10.0
 _STOP_S: Final = 5.0
 _LISTENING: Final = re.compile(r"Listening for client connections on .*:(\d+)")
 _MONITORING: Final = re.compile(r"Starting http monitor on .*:(\d+)")
@@ -72,6 +72,8 @@ class EmbeddedNats:
         self.host = host
         self.port = port
         """0 until started, if any free one was requested."""
+        self.ready_timeout_s = READY_TIMEOUT_S
+        """How long it may take to start."""
         self.monitor_port = monitor_port
         """None: off; 0: chosen at start."""
         self._given_store = store_directory
@@ -159,7 +161,7 @@ class EmbeddedNats:
         return "\n".join(lines) + "\n"
 
     async def _wait_ready(self) -> None:
-        deadline = time.monotonic() + _READY_S
+        deadline = time.monotonic() + self.ready_timeout_s
         while time.monotonic() < deadline:
             log = self.log_path.read_text(encoding="utf-8", errors="replace")
             if "Server is ready" in log:
@@ -168,7 +170,7 @@ class EmbeddedNats:
             if not self.running:
                 raise self._failure(log)
             await asyncio.sleep(0.01)
-        raise NatsServerError(f"nats-server was not ready after {_READY_S:g} s: {_logged_errors(log)}")
+        raise NatsServerError(f"nats-server was not ready after {self.ready_timeout_s:g} s: {_logged_errors(log)}")
 
     def _read_ports(self, log: str) -> None:
         if found := _LISTENING.search(log):

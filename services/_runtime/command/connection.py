@@ -27,7 +27,8 @@ from services._runtime.bus.api import (
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.errors import BadFileError, CommandError, NoPermissionError, UnavailableError
-from services._runtime.service.settings import CommonSettings, SettingsError
+from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import SettingsError
 from services._runtime.telemetry.logging import setup_logging
 
 CONNECT_TIMEOUT_S: Final = 3.0

@@ -11,6 +11,8 @@ import json
 import sys
 from typing import Any, Final, NoReturn
 
+from services._runtime.command.tool_events import emit_error, say
+
 EXIT_USAGE: Final = 2
 """As every command of `turnbuckle` ends after a wrong command line."""
 DESCRIBE: Final = "--describe-options"
@@ -29,9 +31,8 @@ class ToolParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with 2."""
         text = f"{self.prog}: {message} (--help shows what there is)"
-        sys.stderr.write(text + "\n")
-        sys.stdout.write(json.dumps({"event": "error", "message": text, "exit_code": EXIT_USAGE}) + "\n")
-        sys.exit(EXIT_USAGE)
+        say(text)
+        sys.exit(emit_error(text, EXIT_USAGE))
 
     def described(self) -> dict[str, Any]:
         """Description, parameters and, by name, sub-commands in the same form."""

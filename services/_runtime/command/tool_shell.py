@@ -21,9 +21,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from services._runtime.child_process import die_with_parent
 from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_line, stderr_console, stdout_console
-from services._runtime.parent_death import die_with_parent
 from services._runtime.service.interpreter import isolated_command
 
 _START: Final = "services._runtime.command.tool_start"

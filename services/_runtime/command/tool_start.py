@@ -5,12 +5,12 @@ A package that the tool needs and that is not installed is said in a sentence (e
 
 from __future__ import annotations
 
-import json
 import runpy
 import sys
 from typing import Final
 
-from services._runtime.service.install_hint import package_missing
+from services._runtime.command.tool_events import emit_error, say
+from services._runtime.install_hint import package_missing
 
 EXIT_UNAVAILABLE: Final = 69
 
@@ -23,9 +23,8 @@ def main() -> int | None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         text = package_missing(error.name or module, module.split(".")[1])
-        sys.stderr.write(f"error: {text}\n")
-        sys.stdout.write(json.dumps({"event": "error", "message": text, "exit_code": EXIT_UNAVAILABLE}) + "\n")
-        return EXIT_UNAVAILABLE
+        say(f"error: {text}")
+        return emit_error(text, EXIT_UNAVAILABLE)
     return None
 
 

@@ -20,8 +20,9 @@ from services._runtime.bus.api import Bus, BusError, BusUnavailableError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.service.health import HEARTBEAT_S, Health, HealthServer
-from services._runtime.service.settings import CommonSettings, SettingsError
+from services._runtime.service.settings import CommonSettings
 from services._runtime.service.systemd import READY, STOPPING, Systemd
+from services._runtime.settings_error import SettingsError
 from services._runtime.stdout import print_text
 from services._runtime.task_cancellation import cancel_all
 from services._runtime.telemetry.logging import Logger, get_logger, setup_logging
@@ -59,7 +60,7 @@ class Runtime(Generic[SettingsT]):
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run a background task until shutdown. If it raises, that is logged and the process ends with 70.
 
-        With 78 if it raises `UnusableSettingsError`.
+        `UnusableSettingsError` is a refusal: its text is logged without a traceback, and the process ends with 78.
         """
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
@@ -70,7 +71,10 @@ class Runtime(Generic[SettingsT]):
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        self.log.error("task_crashed", task=task.get_name(), exc_info=error)
+        if isinstance(error, UnusableSettingsError):
+            self.log.error("settings_unusable", task=task.get_name(), error=str(error))
+        else:
+            self.log.error("task_crashed", task=task.get_name(), exc_info=error)
         if not self.crashed.done():
             self.crashed.set_result(error)
 
@@ -206,7 +210,7 @@ class _Process:
                     return EXIT_UNAVAILABLE
                 self._log.info("health_listening", host=self._settings.health_host, port=port)
             origin = Origin(self._service_class.name, self._service_class.version)
-            async with exporting(self._otel, origin, self._telemetry, self._health):
+            async with exporting(self._otel, origin, self._telemetry, self._health.samples):
                 return await self._live_on_bus()
         finally:
             for heartbeat in heartbeats:

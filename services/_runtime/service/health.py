@@ -93,15 +93,23 @@ class Health:
             return [f"readiness is unknown: {type(error).__name__}: {error}"]
         return reasons
 
+    def samples(self) -> list[Sample]:
+        """All metrics, from any thread.
+
+        Raises:
+            TimeoutError: the event loop does not answer.
+        """
+        samples: list[Sample] = self.on_loop(lambda: list(self.telemetry.collect()))
+        return samples
+
     def metrics(self) -> bytes:
         """Prometheus text.
 
         Raises:
             TimeoutError: the event loop does not answer.
         """
-        samples: list[Sample] = self.on_loop(lambda: list(self.telemetry.collect()))
         registry = CollectorRegistry()
-        registry.register(_Samples(samples))
+        registry.register(_Samples(self.samples()))
         return generate_latest(registry)
 
 

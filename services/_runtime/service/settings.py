@@ -26,21 +26,13 @@ from schemas.permissions import Role, uses
 from schemas.subjects import check_root, token
 from services._runtime.bus.nats_contexts import ContextError, resolve
 from services._runtime.bus.options import BusOptions, without_credentials
+from services._runtime.settings_error import SettingsError
 from services._runtime.telemetry.logging import LogFormat, LogLevel
 
 PREFIX: Final = "TURNBUCKLE_"
 _URL: Final = "nats_url"
 _LISTS: Final = (tuple, list, set, frozenset)
 _environ: ContextVar[Mapping[str, str]] = ContextVar("environ")
-
-
-class SettingsError(ValueError):
-    """The environment cannot be used; the text has one line per mistake."""
-
-    def __init__(self, service: str, problems: list[str]) -> None:
-        lines = "".join(f"\n  {problem}" for problem in problems)
-        super().__init__(f"the settings of {service} cannot be used:{lines}")
-        self.problems = problems
 
 
 class SettingInfo(NamedTuple):

@@ -17,10 +17,22 @@ from importlib import import_module
 from typing import Any, Final, cast
 
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import (
+    ConsoleMetricExporter,
+    MetricExporter,
+    MetricExportResult,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    ConsoleSpanExporter,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services._runtime.telemetry import tracing
 from services._runtime.telemetry.logging import get_logger
@@ -77,11 +89,9 @@ class Export:
             log.warning("telemetry_setting_ignored", reason=sentence)
 
     def _export_spans(self, settings: SignalSettings, resource: Resource, version: str) -> None:
-        exporter = _span_exporter(settings)
-        _note_results(exporter, self._note_spans)
+        exporter = _DeferredSpans(_span_exporter(settings), self.counts, resource, version)
         self._exporters.append(exporter)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        _make_first(exporter, resource, version)
         batches = _Batches(exporter, self.counts)
         provider.add_span_processor(batches)
         self._providers.append(provider)
@@ -90,8 +100,7 @@ class Export:
     def _export_metrics(
         self, settings: SignalSettings, resource: Resource, collect: Callable[[], list[Sample]]
     ) -> None:
-        exporter = _metric_exporter(settings)
-        _note_results(exporter, self._note_metrics)
+        exporter = _metric_exporter(settings, self.counts)
         self._exporters.append(exporter)
         provider = MeterProvider([PeriodicExportingMetricReader(exporter)], resource, shutdown_on_exit=False)
         self._providers.append(provider)
@@ -105,8 +114,12 @@ class Export:
         telemetry.observe(lost, lambda: counts.refused, reason="refused")
         telemetry.observe("turnbuckle_telemetry_failed_metric_exports_total", lambda: counts.failed_metric_exports)
 
-    def close(self, within_s: float = FLUSH_S) -> bool:
-        """Send what is left; False: there was no time for it. Blocks, and the event loop must turn meanwhile."""
+    def close(self, within_s: float | None = None) -> bool:
+        """Send what is left, for `FLUSH_S` at most; False: there was no time for it.
+
+        Blocks, and the event loop must turn meanwhile.
+        """
+        within_s = FLUSH_S if within_s is None else within_s
         tracing.install(None)
         end_s = time.monotonic() + within_s
         endings = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self._providers]
@@ -120,15 +133,6 @@ class Export:
             for exporter in self._exporters:
                 exporter.shutdown()  # no more attempts; the threads end with the process
         return flushed
-
-    def _note_spans(self, batch: Any, done: bool) -> None:
-        if done:
-            self.counts.exported += len(batch)
-        else:
-            self.counts.refused += len(batch)
-
-    def _note_metrics(self, _batch: Any, done: bool) -> None:
-        self.counts.failed_metric_exports += not done
 
 
 class _Batches(BatchSpanProcessor):
@@ -144,7 +148,7 @@ class _Batches(BatchSpanProcessor):
         super().on_end(span)
 
     def defer(self, span: OtelSpan) -> None:
-        """Queue a span that `_make_first` is going to make."""
+        """Queue a span that `_DeferredSpans` is going to make."""
         self._count_overflow()
         self._batch_processor.emit(cast("ReadableSpan", span))
 
@@ -153,35 +157,41 @@ class _Batches(BatchSpanProcessor):
         self._counts.overflow += len(queue) == queue.maxlen
 
 
-class _Sampled(SpanProcessor):
-    """Keeps the spans that ended, and are to be exported."""
+class _DeferredSpans(SpanExporter):
+    """Makes the spans that the event loop has only noted, exports all, and counts what became of them."""
 
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
+    def __init__(self, exporter: SpanExporter, counts: Counts, resource: Resource, version: str) -> None:
+        self._exporter = exporter
+        self._counts = counts
+        self._ended = InMemorySpanExporter()  # a span that is made has ended already, and is sampled or not
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._ended))
+        self._tracer = provider.get_tracer(SCOPE, version)
 
-    def on_end(self, span: ReadableSpan) -> None:
-        if span.context is not None and span.context.trace_flags.sampled:
-            self.spans.append(span)
-
-
-def _make_first(exporter: SpanExporter, resource: Resource, version: str) -> None:
-    """Have the exporter make the spans that the event loop has only noted."""
-    made = _Sampled()
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(made)
-    tracer = provider.get_tracer(SCOPE, version)
-    export = exporter.export
-
-    def export_made(batch: Sequence[ReadableSpan | OtelSpan]) -> SpanExportResult:
-        for span in batch:
+    def export(self, spans: Sequence[ReadableSpan | OtelSpan]) -> SpanExportResult:
+        """Called by one thread at a time (`BatchSpanProcessor`)."""
+        for span in spans:
             if isinstance(span, OtelSpan):
-                span.make(tracer)
+                span.make(self._tracer)
+        made = [*(span for span in spans if isinstance(span, ReadableSpan)), *self._ended.get_finished_spans()]
+        self._ended.clear()
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(made) if made else SpanExportResult.SUCCESS
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self._counts.exported += len(made)
             else:
-                made.spans.append(span)
-        spans, made.spans = made.spans, []
-        return export(spans) if spans else SpanExportResult.SUCCESS
+                self._counts.refused += len(made)
+        return result
 
-    exporter.export = export_made  # type: ignore[method-assign,assignment]
+    def shutdown(self) -> None:
+        """Of the exporter."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Of the exporter."""
+        return self._exporter.force_flush(timeout_millis)
 
 
 def _span_exporter(settings: SignalSettings) -> SpanExporter:
@@ -191,10 +201,22 @@ def _span_exporter(settings: SignalSettings) -> SpanExporter:
     return made
 
 
-def _metric_exporter(settings: SignalSettings) -> MetricExporter:
-    if settings.exporter == "console":
-        return ConsoleMetricExporter()
-    made: MetricExporter = _otlp_module(settings, "metric").OTLPMetricExporter()
+def _metric_exporter(settings: SignalSettings, counts: Counts) -> MetricExporter:
+    console = settings.exporter == "console"
+    exporter: Any = ConsoleMetricExporter if console else _otlp_module(settings, "metric").OTLPMetricExporter
+
+    class Counted(exporter):  # type: ignore[misc]
+        """Counts the exports that fail; a subclass, because the reader asks the exporter for its temporality."""
+
+        def export(self, *arguments: Any, **keywords: Any) -> MetricExportResult:
+            result: MetricExportResult = MetricExportResult.FAILURE
+            try:
+                result = super().export(*arguments, **keywords)
+            finally:
+                counts.failed_metric_exports += result is not MetricExportResult.SUCCESS
+            return result
+
+    made: MetricExporter = Counted()
     return made
 
 
@@ -202,19 +224,3 @@ def _otlp_module(settings: SignalSettings, signal: str) -> Any:
     return import_module(
         f"opentelemetry.exporter.otlp.proto.{settings.protocol.removesuffix('/protobuf')}.{signal}_exporter"
     )
-
-
-def _note_results(exporter: SpanExporter | MetricExporter, note: Callable[[Any, bool], None]) -> None:
-    """Call ``note`` with each batch and whether it was taken."""
-    export = exporter.export
-
-    def noted(batch: Any, *arguments: Any, **keywords: Any) -> Any:
-        done = False
-        try:
-            result: Any = export(batch, *arguments, **keywords)
-            done = result.name == "SUCCESS"
-        finally:
-            note(batch, done)
-        return result
-
-    exporter.export = noted  # type: ignore[method-assign,assignment]

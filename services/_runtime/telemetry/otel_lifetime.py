@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from services._runtime.service.health import Health
 from services._runtime.telemetry.otel_settings import Origin, OtelSettings
 from services._runtime.telemetry.telemetry import Sample, Telemetry
 
@@ -18,17 +17,19 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def exporting(
-    settings: OtelSettings | None, origin: Origin, telemetry: Telemetry, health: Health
+    settings: OtelSettings | None, origin: Origin, telemetry: Telemetry, collect: Callable[[], list[Sample]]
 ) -> AsyncIterator[None]:
-    """Export the spans and metrics of a service; flushed at the end, with a timeout."""
+    """Export the spans and metrics of a service; flushed at the end, with a timeout.
+
+    Args:
+        settings: the exporters; None: nothing is exported.
+        origin: the service.
+        telemetry: registers what becomes of the export itself.
+        collect: reads all metrics, from any thread; `TimeoutError`: the event loop does not answer.
+    """
     if settings is None:
         yield
         return
-
-    def collect() -> list[Sample]:
-        samples: list[Sample] = health.on_loop(lambda: list(telemetry.collect()))
-        return samples
-
     export = _export(settings, origin, collect)
     export.observe(telemetry)
     try:

@@ -14,8 +14,8 @@ from importlib.metadata import entry_points
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from services._runtime.service.install_hint import package_missing
-from services._runtime.service.settings import SettingsError
+from services._runtime.install_hint import package_missing
+from services._runtime.settings_error import SettingsError
 
 Exporter = Literal["otlp", "console", "none"]
 Protocol = Literal["http/protobuf", "grpc"]

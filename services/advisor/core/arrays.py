@@ -1,4 +1,4 @@
-"""Names of the array types that the advisor's core passes extras."""
+"""Names of the array types of the advisor's core."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from schemas.jobs import Attributes, Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Question
 from schemas.runs import RunEnd, RunProfile
-from services.advisor.core.anchor import anchor_of
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
 from services.advisor.core.table import Table, build
+from services.advisor.core.whole_job_duration import whole_job_duration
 
 EMULATED: Final = "emulated"
 """Provider of the emulated machines, which cannot be rented."""
@@ -104,7 +104,7 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
     ]
     return CompletedQuestion(
         task, profile, tuple(one for one, _ in pairs), tuple(price for _, price in pairs), tuple(warnings),
-        anchor_of(task, profile).why_unknown,
+        whole_job_duration(task, profile).why_unknown,
     )  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def question_table(question: CompletedQuestion, encoder: Encoder) -> Table:
         features=features,
         price_usd_per_hour=np.array(prices, dtype=np.float64),
         workers=np.array([one.workers for one in question.configurations], dtype=np.int64),
-        is_anchor=np.asarray(keys == local),
+        is_reference=np.asarray(keys == local),
     ).without_outcomes()
 
 

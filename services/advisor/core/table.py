@@ -11,10 +11,9 @@ import numpy as np
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import Objective
 from schemas.runs import RunProfile
-from services.advisor.core.anchor import AnchorKind, anchor_of
 from services.advisor.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, TextArray
-from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
-from services.advisor.core.series import series_of
+from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key, series_of
+from services.advisor.core.whole_job_duration import LocalRunKind, whole_job_duration
 
 SECONDS_PER_HOUR: Final = 3600.0
 _RAN: Final = frozenset({JobState.SUCCEEDED, JobState.TIMED_OUT})
@@ -48,15 +47,15 @@ class Table:
     """The job ran: neither out of memory nor failed."""
     contended: BoolArray
     """The workers' limits together exceeded the machine."""
-    anchor_time_s: FloatArray
-    """Duration of the whole job where its local run (or reference) was made: see `anchor`; NaN if unknown."""
-    anchor_variance: FloatArray
-    """Of the logarithm of `anchor_time_s` (see `anchor.Anchor`); 0 where the local run measured the whole job."""
-    anchor_cut: BoolArray
-    """`anchor_time_s` is estimated from a local run that was stopped."""
-    anchor_least_s: FloatArray
+    reference_time_s: FloatArray
+    """Duration of the whole job where its local run (or reference) was made (`whole_job_duration`); NaN if unknown."""
+    reference_variance: FloatArray
+    """Of the logarithm of `reference_time_s` ; 0 where the local run measured the whole job."""
+    reference_cut: BoolArray
+    """`reference_time_s` is estimated from a local run that was stopped."""
+    reference_least_s: FloatArray
     """How long a local run that was stopped lasted: a lower bound of the job; NaN of others."""
-    is_anchor: BoolArray
+    is_reference: BoolArray
     """The local run's own configuration: its outcome is known in advance, so it is never scored."""
     task_series: Mapping[str, FloatArray] = field(default_factory=dict)
     """Per task, shape ``(8, 60)``: see `SERIES_CHANNELS`. A task without a local run's series is absent."""
@@ -105,7 +104,7 @@ class Table:
             censored=np.array([bool((self.censored & self.feasible)[one].any()) for one in rows]),
             feasible=np.array([float(self.feasible[one].mean()) >= 0.5 for one in rows]),
             contended=np.array([bool(self.contended[one].any()) for one in rows]),
-            is_anchor=np.array([bool(self.is_anchor[one].any()) for one in rows]),
+            is_reference=np.array([bool(self.is_reference[one].any()) for one in rows]),
         )
 
     def columns(self, *prefixes: str) -> IntArray:
@@ -167,7 +166,7 @@ def build(
     """
     records = [one for one in records if one.state is not JobState.CANCELLED]
     jobs = [JobFeatures(one.task, one.configuration, one.price, profiles.get(one.local_run)) for one in records]
-    anchors = [anchor_of(one.task, one.profile) for one in jobs]
+    references = [whole_job_duration(one.task, one.profile) for one in jobs]
     known = encoder if encoder is not None else Encoder.fit(jobs)
     time_s = np.array([one.duration_s if one.state in _RAN else None for one in records], dtype=np.float64)
     cost_usd = [_cost(record) if record.state in _RAN else None for record in records]
@@ -184,11 +183,11 @@ def build(
         censored=np.array([one.state is JobState.TIMED_OUT for one in records], dtype=bool),
         feasible=np.array([one.state in _RAN for one in records], dtype=bool),
         contended=np.array([one.contended for one in records], dtype=bool),
-        anchor_time_s=np.array([one.time_s for one in anchors], dtype=np.float64),
-        anchor_variance=np.array([one.log_variance for one in anchors], dtype=np.float64),
-        anchor_cut=np.array([one.kind is AnchorKind.CUT for one in anchors], dtype=bool),
-        anchor_least_s=np.array([one.least_s for one in anchors], dtype=np.float64),
-        is_anchor=np.array([_is_anchor(one) for one in jobs], dtype=bool),
+        reference_time_s=np.array([one.time_s for one in references], dtype=np.float64),
+        reference_variance=np.array([one.log_variance for one in references], dtype=np.float64),
+        reference_cut=np.array([one.kind is LocalRunKind.CUT for one in references], dtype=bool),
+        reference_least_s=np.array([one.least_s for one in references], dtype=np.float64),
+        is_reference=np.array([_is_reference(one) for one in jobs], dtype=bool),
         task_series=_task_series(jobs),
         task_layers={one.task.task: one.task.layers for one in reversed(jobs) if one.task.layers},
     )
@@ -206,7 +205,7 @@ def _cost(record: JobRecord) -> float | None:
     return record.price.usd_per_hour * record.configuration.workers * record.duration_s / SECONDS_PER_HOUR
 
 
-def _is_anchor(job: JobFeatures) -> bool:
+def _is_reference(job: JobFeatures) -> bool:
     return job.profile is not None and configuration_key(job.profile.configuration) == configuration_key(
         job.configuration
     )

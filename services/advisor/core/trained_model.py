@@ -33,7 +33,7 @@ class Predictions:
     extrapolated: tuple[tuple[str, ...], ...]
     """Per row: features outside the training range, such as ``workers 64 (measured: 1 to 8)``."""
     coverage: float | None = None
-    """Empirical coverage of such intervals on left-out tasks with the same kind of local run (`anchor.AnchorKind`);
+    """Empirical coverage of such intervals on left-out tasks with the same kind of local run (`LocalRunKind`);
     None: not measured."""
 
 

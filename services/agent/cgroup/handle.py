@@ -10,10 +10,10 @@ from os import pread
 from pathlib import Path
 from typing import Final
 
-from services.agent.cgroup.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
-from services.agent.cgroup.notifications import Notifications
-from services.agent.cgroup.usage_thresholds import ThresholdRegistrar
-from services.agent.ports import WriteOutcome
+from services._host.cgroup_snapshot import WriteOutcome
+from services._host.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
+from services._host.notifications import Notifications
+from services._host.usage_thresholds import ThresholdRegistrar
 from services.agent.state_files import FoundValues, StateDirectory, inode_of
 
 STAT_BYTES: Final = 1024

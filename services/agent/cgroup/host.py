@@ -15,16 +15,23 @@ from schemas.containers import ContainerSource
 from services._host.bpf.loader import KernelProgramsError
 from services._host.bpf.telemetry import KernelTelemetry
 from services._host.bpf.throttle_ring import ThrottleRing
-from services._host.cgroup_snapshot import CounterSnapshot, Pressure, QuotaWriter, ThrottleSnapshot, read_each
+from services._host.cgroup_snapshot import (
+    CounterSnapshot,
+    Notification,
+    Pressure,
+    QuotaWriter,
+    ThrottleSnapshot,
+    read_each,
+)
 from services._host.cgroupfs import CgroupLayout, paths_of_pid
+from services._host.control_file import WriteTally, is_gone
 from services._host.host_cpu import read_idle
 from services._host.host_memory import memory_capacity, read_available, read_pressure
 from services._host.kernel_programs import hierarchies_of
-from services.agent.cgroup.control_file import WriteTally, is_gone
+from services._host.notifications import Notifications
+from services._host.usage_thresholds import ThresholdRegistrar
 from services.agent.cgroup.handle import CgroupHandle, SharedParts
-from services.agent.cgroup.notifications import Notifications
-from services.agent.cgroup.usage_thresholds import ThresholdRegistrar
-from services.agent.ports import ContainerHandle, FoundContainer, HostFullError, Notification
+from services.agent.ports import ContainerHandle, FoundContainer, HostFullError
 from services.agent.state_files import FoundValues, StateDirectory, inode_of
 
 FILES_PER_CONTAINER: Final = 11

@@ -11,21 +11,30 @@ from dataclasses import dataclass
 
 from schemas.apps import PERIOD_US
 from schemas.containers import ContainerSource
-from services._host.cgroup_snapshot import Counters, CounterSnapshot, Pressure, read_each
+from services._host.cgroup_snapshot import (
+    UNLIMITED,
+    Counters,
+    CounterSnapshot,
+    Limits,
+    MemoryState,
+    Notification,
+    Pressure,
+    WriteOutcome,
+    read_each,
+)
+from services._host.control_file import PAGE_BYTES, WriteTally
 from services._host.simulation.cfs_bandwidth import STEP_US, SimulatedContainer
 from services._host.simulation.load_profile import Scenario
-from services.agent.cgroup.control_file import PAGE_BYTES, WriteTally
+from services.agent.memory.reserve_file import Amounts
+from services.agent.memory.reserve_store import ReserveStoreBase
 from services.agent.ports import (
-    UNLIMITED,
     ContainerHandle,
     Discovered,
     FoundContainer,
     GoneContainer,
-    Limits,
-    MemoryState,
-    Notification,
+    Reserve,
     SourceAnswered,
-    WriteOutcome,
+    WatchdogReport,
 )
 
 
@@ -308,3 +317,52 @@ class SimulatedHandle:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class InMemoryReserveStore(ReserveStoreBase):
+    """Forgotten with the process."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[str, Amounts] = {}
+        self._container_max: dict[str, int] = {}
+
+    def read_container_max(self) -> dict[str, int]:
+        """Of the applications that have one, bytes."""
+        return dict(self._container_max)
+
+    def set_container_max(self, app: str, most_bytes: int | None) -> bool:
+        """None: there is none."""
+        if most_bytes is None:
+            self._container_max.pop(app, None)
+        else:
+            self._container_max[app] = most_bytes
+        return True
+
+    def read(self) -> dict[str, Reserve]:
+        """All of them."""
+        return {app: Reserve(*amounts) for app, amounts in self._amounts.items()}
+
+    def _change(self, app: str, rule: Callable[[Amounts], Amounts]) -> tuple[Amounts, Amounts]:
+        before = self._amounts.get(app, (0, 0))
+        after = self._amounts[app] = rule(before)
+        return before, after
+
+
+class NoWatchdog:
+    """For a host that is only simulated: nothing waits there."""
+
+    def start(self) -> None:
+        """Nothing."""
+
+    def heartbeat(self) -> None:
+        """Nothing."""
+
+    def take_reports(self) -> list[WatchdogReport]:
+        """None."""
+        return []
+
+    def forget_reports(self) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""

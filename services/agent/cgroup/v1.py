@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from schemas.apps import PERIOD_US
-from services._host.cgroup_snapshot import Counters
-from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone, read_once
+from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, NotificationKind, WriteOutcome
+from services._host.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone, read_once
+from services._host.usage_thresholds import UsageThresholds, write_event
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
 from services.agent.cgroup.host import CgroupHost
-from services.agent.cgroup.usage_thresholds import UsageThresholds, write_event
-from services.agent.ports import UNLIMITED, Limits, MemoryState, NotificationKind, WriteOutcome
 from services.agent.state_files import FoundValues
 
 _HUGE: Final = 1 << 62

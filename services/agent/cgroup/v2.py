@@ -10,11 +10,10 @@ from os import pread
 from typing import Final
 
 from schemas.apps import PERIOD_US
-from services._host.cgroup_snapshot import Counters
-from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
+from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, NotificationKind, WriteOutcome
+from services._host.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
 from services.agent.cgroup.host import CgroupHost
-from services.agent.ports import UNLIMITED, Limits, MemoryState, NotificationKind, WriteOutcome
 from services.agent.state_files import FoundValues
 
 _MAX: Final = b"max"

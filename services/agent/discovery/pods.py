@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from schemas.containers import ContainerSource
+from schemas.kubeoperator import PodSelectors
 from services._host.cgroupfs import CgroupLayout
+from services._host.cri import CriError, Listing, Sandbox
+from services._host.pod_cgroups import PodGroup, PodGroups, find_tops
 from services._runtime.telemetry.logging import get_logger
-from services.agent.discovery.cri import CriError, Listing
 from services.agent.discovery.labels import APP_LABEL, NAME_LABEL, refuse_names
-from services.agent.discovery.pod_cgroups import PodGroup, PodGroups, find_tops
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 CONTAINERS_ANNOTATION: Final = "turnbuckle.containers"
@@ -30,7 +31,7 @@ LAST_RETRY_S: Final = 15.0
 
 
 class Runtime(Protocol):
-    """The container runtime's answers; `services.agent.discovery.cri.CriClient`."""
+    """The container runtime's answers; `services._host.cri.CriClient`."""
 
     async def list(self) -> Listing:
         """Pods and containers. Raises CriError."""
@@ -50,9 +51,32 @@ class PodTable:
     settled: set[str] = field(default_factory=set)
     """Ids of which there is nothing to report: sandboxes, pods of others, and the rejected."""
 
+    selectors: PodSelectors = field(default_factory=PodSelectors)
+    """Of pods without the label; a change is made by `select`."""
+    selected: dict[str, tuple[str, Sandbox]] = field(default_factory=dict)
+    """Application and pod of those that joined by a selector, by id."""
+
+    def select(self, selectors: PodSelectors) -> bool:
+        """Take other selectors: who joins another application, or none, is gone first. False: they are the same."""
+        if selectors == self.selectors:
+            return False
+        self.selectors = selectors
+        self.settled.clear()
+        return True
+
+    def _unselect(self) -> set[str]:
+        """Take back those whose application is another by now; their ids."""
+        moved = {
+            container_id
+            for container_id, (app, pod) in self.selected.items()
+            if self.selectors.application_of(pod.namespace, pod.labels) != app
+        }
+        self.selected = {key: value for key, value in self.selected.items() if key in self.reported - moved}
+        return moved
+
     def forget_gone(self, groups: list[PodGroup]) -> list[Discovered]:
-        """Containers that have no group any more."""
-        there = {group.container_id for group in groups}
+        """Containers that have no group any more, or another application."""
+        there = {group.container_id for group in groups} - self._unselect()
         gone = sorted(self.reported - there)
         self.reported &= there
         self.settled &= there
@@ -77,18 +101,23 @@ class PodTable:
     def _report(self, group: PodGroup, listing: Listing) -> Discovered | None:
         container = listing.containers[group.container_id]
         pod = listing.sandboxes.get(container.sandbox_id)
-        if pod is None or APP_LABEL not in pod.labels:
+        if pod is None:
+            return None
+        selected = self.selectors.application_of(pod.namespace, pod.labels)
+        app = pod.labels.get(APP_LABEL, selected)
+        if app is None:
             return None
         chosen = pod.annotations.get(CONTAINERS_ANNOTATION)
         if chosen is not None and container.name not in {name.strip() for name in chosen.split(",")}:
             return None
-        app = pod.labels[APP_LABEL]
         name = pod.labels.get(NAME_LABEL) or container.name
         reason = refuse_names(app, name)
         if reason is None and self.namespaces and pod.namespace not in self.namespaces:
             reason = f"pods of the namespace {pod.namespace!r} may not join (TURNBUCKLE_AGENT__POD_NAMESPACES)"
         if reason is not None:
             return RejectedContainer(group.container_id, app, name, ContainerSource.KUBERNETES, reason)
+        if APP_LABEL not in pod.labels:
+            self.selected[group.container_id] = (app, pod)
         return FoundContainer(
             group.container_id, app, name, ContainerSource.KUBERNETES, managed_directory=group.directory
         )
@@ -117,6 +146,11 @@ class PodDiscovery:
         self._retry_s = FIRST_RETRY_S
         self._listed: set[str] = set()
         self.available = False
+
+    def select(self, selectors: PodSelectors) -> None:
+        """Whose pods join without a label; all of them are asked about again where that has changed."""
+        if self._table.select(selectors):
+            self._listed = set()
 
     async def run(self, sink: Callable[[Discovered], None]) -> None:
         """Report what runs, then every change, until cancelled. An absent runtime is waited for."""

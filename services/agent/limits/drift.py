@@ -7,11 +7,10 @@ import re
 from typing import Final, NamedTuple
 
 from schemas.limits import RowStatus
-from services._host.cgroup_snapshot import QuotaWriter
+from services._host.cgroup_snapshot import Limits, QuotaWriter
 from services.agent.containers import ContainerLimits, ContainerSet, same_memory
 from services.agent.memory.records import Drift, EventBuffer, mib
 from services.agent.memory.reserve import Reserves
-from services.agent.ports import Limits
 
 MODIFIED: Final = "modified externally"
 _PATH_CHARACTERS: Final = 240

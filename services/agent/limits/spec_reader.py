@@ -17,7 +17,7 @@ from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import LogLimiter
 from services.agent.containers import ContainerSet
-from services.agent.limits.admission import SpecLimit, SpecLimits
+from services.agent.limits.accepted_updates import SpecLimit, SpecLimits
 from services.agent.limits.update_executor import LimitExecutor
 from services.agent.settings import AgentSettings
 

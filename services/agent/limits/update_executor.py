@@ -9,12 +9,11 @@ from typing import Final, NamedTuple
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services.agent.containers import ContainerSet
-from services.agent.limits.admission import SpecLimits
+from services.agent.limits.accepted_updates import Plan, RowPlan, SpecLimits, UpdateLog
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
-from services.agent.limits.update_log import Plan, RowPlan, UpdateLog
 from services.agent.memory.controller import MemoryController
-from services.agent.memory.node_budget_keeper import NodeBudget, UpdateHeadroom
+from services.agent.memory.node_budget import NodeBudget, UpdateHeadroom
 
 
 @dataclass(slots=True, eq=False)

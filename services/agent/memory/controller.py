@@ -13,18 +13,19 @@ import numpy as np
 
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
+from services._host.cgroup_snapshot import UNLIMITED, MemoryState, Notification, NotificationKind, WriteOutcome
 from services.agent.containers import ContainerSet, ManagedContainer, same_memory
-from services.agent.memory.fair_shares import FairShares
 from services.agent.memory.growth import PAGE_BYTES, Need
-from services.agent.memory.limit_hit_events import describe_limit_hits, kill_reason, limit_hits_of, start_counting
-from services.agent.memory.oom_waits import OomWaitTimes
 from services.agent.memory.policy import (
+    DECREASE_MARGIN_BYTES,
     POLL_NS,
     SETTLE_NS,
     ContainerMemory,
     IntArray,
     RequestState,
     decrease_is_unsafe,
+    describe_limit_hits,
+    kill_reason,
     needs_inspection,
 )
 from services.agent.memory.records import (
@@ -35,8 +36,8 @@ from services.agent.memory.records import (
     events_of_reports,
     mib,
 )
-from services.agent.memory.reserve import Reserves
-from services.agent.ports import UNLIMITED, MemoryState, Notification, NotificationKind, WatchdogReport, WriteOutcome
+from services.agent.memory.reserve import FairShares, Reserves
+from services.agent.ports import ContainerHandle, WatchdogReport
 
 ARM_AGAIN_NS: Final = 20_000_000
 """While a container grows fast, its thresholds follow this often."""
@@ -44,6 +45,78 @@ LOOKAHEAD_S: Final = 0.2
 """A request covers the growth of so many seconds, on top of what is missing."""
 KILL_SEEN_NS: Final = 2 * SETTLE_NS
 """A container that ends this soon after the OOM killer was enabled again was killed."""
+
+
+GAP_NS: Final = 190_000_000
+"""A longer gap between inspections means that the process was stopped or starved; a watchdog acts after more.
+"""
+
+
+WATCHDOG_GAP_NS: Final = 700_000_000
+"""After a longer gap the watchdog has acted, and has recorded which tasks wait (by its usual setting)."""
+
+
+class OomWaitTimes:
+    """Recorded OOM waits: one deadline from when tasks began to wait, across agents and their watchdogs.
+
+    An agent may die or be stopped while tasks wait. Its watchdog goes on, and the next agent, or the same one once it
+    runs again. Each records since when tasks wait, and loads what the one before it recorded.
+    """
+
+    def __init__(self, containers: ContainerSet) -> None:
+        self._containers = containers
+        self._recorded: dict[str, int] = {}
+        """By container, as far as its tasks wait."""
+        self._last_ns: int | None = None
+
+    def load(self, container: ContainerMemory) -> int | None:
+        """Load what was recorded of a container during a gap."""
+        since_ns = self._containers.managed[container.key].handle.oom_wait_since_ns
+        if since_ns is not None:
+            self._recorded[container.key] = since_ns
+        container.recorded_wait_ns = since_ns
+        return since_ns
+
+    def record(self, container: ContainerMemory) -> None:
+        """After an inspection: record whether tasks wait, where that has changed."""
+        since_ns, container.recorded_wait_ns = container.oom_wait_since_ns, None
+        if since_ns == self._recorded.get(container.key):
+            return
+        if since_ns is None:
+            del self._recorded[container.key]
+        else:
+            self._recorded[container.key] = since_ns
+        self._containers.managed[container.key].handle.record_oom_wait(since_ns)
+
+    def forget(self, key: str) -> None:
+        """The container is gone."""
+        self._recorded.pop(key, None)
+
+    def after_gap(self, containers: Iterable[ContainerMemory], now_ns: int) -> list[ContainerMemory]:
+        """Called before any inspection: containers to inspect first after a gap, with their recorded waits loaded."""
+        before_ns, self._last_ns = self._last_ns, now_ns
+        if before_ns is None or now_ns - before_ns < GAP_NS:
+            return []
+        found = [
+            container for container in containers if container.oom_wait_since_ns is None and not container.killer_reason
+        ]
+        for container in found:
+            if self.load(container) is None and now_ns - before_ns < WATCHDOG_GAP_NS:
+                container.recorded_wait_ns = before_ns
+        return found
+
+
+def start_counting(container: ContainerMemory, handle: ContainerHandle) -> None:
+    """What the kernel counted before OOM control began is not reported."""
+    if (state := handle.read_memory()) is not None:
+        container.limit_hits.counter = state.limit_hits
+
+
+def limit_hits_of(container: ContainerMemory, state: MemoryState, handle: ContainerHandle, now_ns: int) -> int:
+    """How many hits are to be reported now; 0 also where there is page cache, which the kernel drops instead."""
+    expected = state.paused or bool(container.killer_reason)
+    hits = container.limit_hits.read(state.limit_hits, now_ns, expected=expected)
+    return hits if hits and handle.read_reclaimable() < DECREASE_MARGIN_BYTES else 0
 
 
 class _Inspection(NamedTuple):
@@ -185,8 +258,15 @@ class MemoryController:
 
     def next_poll_ns(self, now_ns: int) -> int | None:
         """When `poll` is due; None: nothing grows fast, no task waits."""
-        self._active = {one.key: one for one in self._active.values() if one.is_polled_fast(now_ns) or one.has_incident}
-        return now_ns + POLL_NS if any(one.is_polled_fast(now_ns) for one in self._active.values()) else None
+        active: dict[str, ContainerMemory] = {}
+        is_due = False
+        for container in self._active.values():
+            polled = container.is_polled_fast(now_ns)
+            is_due |= polled
+            if polled or container.has_incident:
+                active[container.key] = container
+        self._active = active
+        return now_ns + POLL_NS if is_due else None
 
     def poll(self, now_ns: int) -> None:
         """Inspect all that grow fast or wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
@@ -11,17 +12,63 @@ from schemas.subjects import MEMORY_REQUESTS, OOM_EVENTS
 from services._runtime.bus.api import BusError
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
-from services._runtime.telemetry.tracing import span, untraced
+from services._runtime.telemetry.tracing import Begin, Carrier, Span, span, trace_headers, trace_ids, untraced
 from services.agent.memory.controller import MemoryController
-from services.agent.memory.node_budget_keeper import NodeBudget
+from services.agent.memory.node_budget import NodeBudget
 from services.agent.memory.records import Drift, MemoryEvent, PendingRequest, RequestOutcome, span_attributes
-from services.agent.memory.trace_groups import TraceGroups
 from services.agent.ports import Watchdog
 from services.agent.settings import AgentSettings
 
 REQUEST_TIMEOUT_S: Final = 0.5
 POLL_SPACING: Final = 3
 """Where many containers are polled, at least this many times what a poll takes lies between two."""
+
+
+TRACE_GAP_NS: Final = 1_000_000_000
+"""After so long without a step the next one begins another trace."""
+
+
+LONGEST_TRACE_NS: Final = 10_000_000_000
+"""A container may grow all day: a trace of it must end."""
+
+
+@dataclass(slots=True)
+class _TraceGroup:
+    carrier: Carrier
+    trace_id: str
+    begun_ns: int
+    last_ns: int
+
+
+class TraceGroups:
+    """Groups one shortage's memory events in one trace: near the limit, requested, granted, or killed.
+
+    The memory may come with a limit update of another cause: the allocator's own step was faster than its reply. The
+    step that follows stays in the trace of the shortage then, and is linked to that update. Times are monotonic
+    nanoseconds.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, _TraceGroup] = {}
+
+    def begin(self, app: str, now_ns: int, begun_ns: int | None) -> Begin:
+        """How the span of a step begins; ``begun_ns`` is wall clock, None: now."""
+        group, here = self._open.get(app), trace_ids()
+        if group is not None and (now_ns - group.last_ns > TRACE_GAP_NS or now_ns - group.begun_ns > LONGEST_TRACE_NS):
+            del self._open[app]
+            group = None
+        if group is None or (here is not None and here[0] == group.trace_id):
+            return Begin(begun_ns=begun_ns)
+        update = trace_headers()
+        return Begin(group.carrier, (update,) if update else (), begun_ns)
+
+    def record(self, app: str, step: Span, now_ns: int) -> None:
+        """A step has begun."""
+        group = self._open.get(app)
+        if group is not None:
+            group.last_ns = now_ns
+        elif step.carrier:
+            self._open[app] = _TraceGroup(step.carrier, step.trace_id, now_ns, now_ns)
 
 
 class MemoryLoop:
@@ -89,7 +136,10 @@ class MemoryLoop:
 
     def flush(self) -> None:
         """Publish events, send requests, schedule the next poll."""
-        self._publish_all(self._memory.events.take_requests())
+        buffer = self._memory.events
+        if buffer.waiting:
+            buffer.waiting = False
+            self._publish_all(buffer.take_requests())
         self._schedule()
 
     def publish_events(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from services._host.cgroup_snapshot import UNLIMITED, MemoryState
 from services.agent.memory.growth import MIB, NEAR_BYTES, NEAR_S, NEAR_SHARE, Growth, Need, near_bytes, need_of
-from services.agent.memory.limit_hits import LimitHits
-from services.agent.ports import UNLIMITED, MemoryState
+from services.agent.memory.records import mib
 
 FAST_POLL_NS: Final = 250_000_000
 """A container is polled for this long after it has last grown fast."""
@@ -54,6 +54,41 @@ def decrease_is_unsafe(limit_bytes: int, usage_bytes: int, reclaimable_bytes: in
     """Whether a lower limit would leave no room above what the kernel cannot drop."""
     margin_bytes = min(DECREASE_MARGIN_BYTES, limit_bytes // NEAR_SHARE)  # a small limit could never be set otherwise
     return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + margin_bytes
+
+
+REPORT_INTERVAL_NS: Final = 10_000_000_000
+
+
+@dataclass(slots=True)
+class LimitHits:
+    """How often the kernel hit one limit without a wait or a kill (memory.failcnt; `max` in memory.events).
+
+    The kernel counts every charge that found no room at first, also where reclaim then made some: so a hit says that
+    calls may have failed, not that they did. Hits are reported together, the first at once and the others every
+    interval. Times are monotonic nanoseconds.
+    """
+
+    counter: int | None = None
+    """As last read; None: never."""
+    unreported: int = 0
+    reported_ns: int | None = None
+
+    def read(self, counter: int, now_ns: int, *, expected: bool) -> int:
+        """Take in the kernel's counter; returns how many hits are to be reported now, 0: none.
+
+        Args:
+            counter: since the group was made; one that has fallen was reset externally, and begins anew.
+            now_ns: when it was read.
+            expected: tasks wait, or the kernel may kill: that is reported by itself.
+        """
+        before, self.counter = self.counter, counter
+        if before is None or expected:
+            return 0
+        self.unreported += max(counter - before, 0)
+        if not self.unreported or (self.reported_ns is not None and now_ns - self.reported_ns < REPORT_INTERVAL_NS):
+            return 0
+        hits, self.unreported, self.reported_ns = self.unreported, 0, now_ns
+        return hits
 
 
 @dataclass(slots=True)
@@ -224,3 +259,20 @@ def by_urgency(waiting: list[ContainerMemory]) -> list[ContainerMemory]:
         waiting,
         key=lambda one: (one.oom_wait_since_ns is None, one.oom_wait_since_ns or 0, one.short_since_ns or 0, one.key),
     )
+
+
+def describe_limit_hits(state: MemoryState, hits: int) -> str:
+    """Their possible effects: the kernel counts those, too, after which reclaim made room."""
+    times = "once" if hits == 1 else f"{hits} times"
+    return (
+        f"usage {mib(state.usage_bytes)} of {mib(state.limit_bytes)}: the kernel hit the limit {times}; calls such as "
+        "read, fork and writes to tmpfs can have failed with EFAULT or ENOMEM"
+    )
+
+
+def kill_reason(container: ContainerMemory, state: MemoryState, *, is_controlled: bool) -> str:
+    """Why nothing could be done about a kill that was not left to the kernel."""
+    if not is_controlled:
+        return f"its memory is not guarded: no limit update for it was received; its limit is {mib(state.limit_bytes)}"
+    rate = mib(container.growth.rate)
+    return f"although guarded: it grew by {rate}/s when last seen, or a group above or the host is full"

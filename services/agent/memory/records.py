@@ -94,6 +94,8 @@ class EventBuffer:
     """Events, requests and drifts that wait to be published, and the counts."""
 
     counters: MemoryCounters = field(default_factory=MemoryCounters)
+    waiting: bool = False
+    """Whether anything waits; in a steady period nothing does."""
     _events: list[MemoryEvent] = field(default_factory=list)
     _requests: list[PendingRequest] = field(default_factory=list)
     _drifts: list[Drift] = field(default_factory=list)
@@ -101,6 +103,7 @@ class EventBuffer:
     def add(self, event: MemoryEvent) -> None:
         """Add a memory event."""
         self._events.append(event)
+        self.waiting = True
         counters = self.counters
         match event.kind:
             case OomKind.GRANT:
@@ -122,11 +125,13 @@ class EventBuffer:
     def request(self, request: PendingRequest) -> None:
         """Add a request."""
         self._requests.append(request)
+        self.waiting = True
         self.counters.requests += 1
 
     def add_drift(self, drift: Drift) -> None:
         """Add a drift."""
         self._drifts.append(drift)
+        self.waiting = True
         self.counters.drifts += 1
 
     def take_events(self) -> list[MemoryEvent]:

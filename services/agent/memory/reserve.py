@@ -1,21 +1,70 @@
-"""Reserve accounting: the stored amounts, which outlive the agent, and what was last reported of them.
+"""The node's reserve of memory: what of it is given and used, and how much of it each container may take.
 
-The allocator frees what a lower `left` sets free, so a report may only say what is also true of the limits beside it:
-what the watchdog spent while no agent ran counts as used only once the limits that it raised have been read again.
+Accounting: the stored amounts, which outlive the agent, and what was last reported of them. The allocator frees what a
+lower `left` sets free, so a report may only say what is also true of the limits beside it: what the watchdog spent
+while no agent ran counts as used only once the limits that it raised have been read again.
+
+Fair shares: a container above its share is not granted what others below theirs may still claim (decision 0035):
+
+    guaranteed = min(share, used + growth), of each other container of the application on this node
+    kept       = sum of max(guaranteed - limit, 0)
+    granted    <= max(reserve - kept, share - limit)
+
+The allocator sends share and growth; see `services.allocator.state.budget`. Bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.agent.memory.fair_share import UNKNOWN, FairShare
+from services.agent.containers import ContainerSet
+from services.agent.memory.policy import ContainerMemory, IntArray, by_urgency
 from services.agent.ports import Reserve, ReserveStore
 
 CONFIRM_POLLS: Final = 10
 """A difference made by another process counts after so many polls (one per sample): the watchdog may be at work."""
 NO_MAXIMUM: Final = 1 << 62
+
+
+class FairShare(NamedTuple):
+    """Of an application's containers."""
+
+    share_bytes: int
+    """0: not known, so nothing is kept for other containers."""
+    growth_bytes: int
+
+
+UNKNOWN_SHARE: Final = FairShare(0, 0)
+
+
+class Holding(NamedTuple):
+    """One container's memory."""
+
+    used_bytes: int
+    """What cannot be reclaimed."""
+    limit_bytes: int
+
+
+def claim_bytes(fair: FairShare, holding: Holding) -> int:
+    """What a container may still claim beyond its limit; a negative limit is none."""
+    if holding.limit_bytes < 0:
+        return 0
+    return max(min(fair.share_bytes, holding.used_bytes + fair.growth_bytes) - holding.limit_bytes, 0)
+
+
+def is_above(fair: FairShare, limit_bytes: int) -> bool:
+    """Whether a container has its share, or more."""
+    return 0 < fair.share_bytes <= limit_bytes
+
+
+def grantable_bytes(fair: FairShare, limit_bytes: int, reserve_bytes: int, others: Iterable[Holding]) -> int:
+    """The most that a container with this limit may be granted out of a reserve."""
+    if not fair.share_bytes:
+        return reserve_bytes
+    kept_bytes = sum(claim_bytes(fair, other) for other in others)
+    return min(max(reserve_bytes - kept_bytes, fair.share_bytes - limit_bytes, 0), reserve_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +74,7 @@ class ReserveUpdate:
     app: str
     given_bytes: int
     container_max_bytes: int
-    fair: FairShare = UNKNOWN
+    fair: FairShare = UNKNOWN_SHARE
 
 
 class ReserveReport(NamedTuple):
@@ -43,7 +92,7 @@ class _Account:
     used_bytes: int = 0
     container_max_bytes: int = NO_MAXIMUM
     """As updated, also of a previous agent."""
-    fair: FairShare = UNKNOWN
+    fair: FairShare = UNKNOWN_SHARE
     """Unknown until the first update."""
     unreconciled: Reserve | None = None
     polls: int = 0
@@ -90,7 +139,7 @@ class Reserves:
     def fair_of(self, app: str) -> FairShare:
         """Of an application's containers."""
         account = self._accounts.get(app)
-        return account.fair if account else UNKNOWN
+        return account.fair if account else UNKNOWN_SHARE
 
     def apply(self, apply: ReserveUpdate) -> None:
         """Apply an update; what could not be stored is not reported either."""
@@ -176,3 +225,50 @@ class Reserves:
     def _load(self, reserves: dict[str, Reserve]) -> None:
         for app, reserve in reserves.items():
             self._accounts[app] = _Account(reserve.given_bytes, min(reserve.used_bytes, reserve.given_bytes))
+
+
+class FairShares:
+    """Grants by fair share: of all applications, with what their containers used at the last sample."""
+
+    def __init__(self, containers: ContainerSet, reserves: Reserves) -> None:
+        self._containers = containers
+        self._reserves = reserves
+        self._used_bytes: dict[str, int] = {}
+
+    def take_sample(self, keys: list[str], usage_bytes: IntArray) -> None:
+        """What every container uses, but for page cache that can be dropped; shape (N,)."""
+        samples = self._containers.samples
+        reclaimable = samples.reclaimable_bytes if samples.keys is keys else 0
+        self._used_bytes = dict(zip(keys, (usage_bytes - reclaimable).tolist(), strict=True))
+
+    def spend(self, container: ContainerMemory, limit_bytes: int, wanted_bytes: int) -> int:
+        """Take up to so much out of the reserve for a container with this limit; returns how much, bytes."""
+        app, fair, update_log = (
+            container.app,
+            self._reserves.fair_of(container.app),
+            self._containers.limits,
+        )
+        if limit_bytes + wanted_bytes <= fair.share_bytes or not fair.share_bytes:
+            return self._reserves.spend(app, wanted_bytes)
+        others = [
+            Holding(self._used_bytes.get(key, 0), update_log[key].limit_bytes)
+            for key in self._containers.of_app(app)
+            if key != container.key
+        ]
+        most_bytes = grantable_bytes(fair, limit_bytes, self._reserves.left_of(app), others)
+        return self._reserves.spend(app, min(wanted_bytes, most_bytes))
+
+    def short_of(self, app: str, container: Iterable[ContainerMemory]) -> list[ContainerMemory]:
+        """Containers that lack memory: those below their shares first; of them those whose tasks wait, the longest."""
+        waiting = [one for one in container if one.app == app and one.short_since_ns is not None]
+        return sorted(by_urgency(waiting), key=self._is_above)
+
+    @staticmethod
+    def by_size(waiting: list[ContainerMemory]) -> list[ContainerMemory]:
+        """Whose wait a refusal ends first: the largest, as the kernel would choose were all of them in one group."""
+        return sorted(waiting, key=lambda one: (-(one.state.usage_bytes if one.state else 0), one.key))
+
+    def _is_above(self, container: ContainerMemory) -> bool:
+        """Whether it has its share, or more."""
+        limit_bytes = self._containers.limits[container.key].limit_bytes
+        return is_above(self._reserves.fair_of(container.app), limit_bytes)

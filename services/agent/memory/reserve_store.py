@@ -12,7 +12,7 @@ from services.agent.ports import Reserve
 _NOTHING = Reserve(0, 0)
 
 
-class _Store(ABC):
+class ReserveStoreBase(ABC):
     """`services.agent.ports.ReserveStore`, given where it is kept."""
 
     @abstractmethod
@@ -42,36 +42,7 @@ class _Store(ABC):
         self._change(app, lambda amounts: (amounts[0], max(amounts)))
 
 
-class InMemoryReserveStore(_Store):
-    """Forgotten with the process."""
-
-    def __init__(self) -> None:
-        self._amounts: dict[str, Amounts] = {}
-        self._container_max: dict[str, int] = {}
-
-    def read_container_max(self) -> dict[str, int]:
-        """Of the applications that have one, bytes."""
-        return dict(self._container_max)
-
-    def set_container_max(self, app: str, most_bytes: int | None) -> bool:
-        """None: there is none."""
-        if most_bytes is None:
-            self._container_max.pop(app, None)
-        else:
-            self._container_max[app] = most_bytes
-        return True
-
-    def read(self) -> dict[str, Reserve]:
-        """All of them."""
-        return {app: Reserve(*amounts) for app, amounts in self._amounts.items()}
-
-    def _change(self, app: str, rule: Callable[[Amounts], Amounts]) -> tuple[Amounts, Amounts]:
-        before = self._amounts.get(app, (0, 0))
-        after = self._amounts[app] = rule(before)
-        return before, after
-
-
-class FileReserveStore(_Store):
+class FileReserveStore(ReserveStoreBase):
     """Shared with the watchdog, and kept when the agent dies.
 
     A file that is lost or unreadable is an empty store: given and used start again at nothing, so a caller that gives

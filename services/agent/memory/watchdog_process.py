@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._host.root_groups import move_to_root_groups
+from services._runtime.child_process import start_bare, wait_or_kill
 from services._runtime.telemetry.logging import get_logger
 from services.agent.ports import WatchdogReport
 from services.agent.state_files import StateDirectory, read_report_lines, take_report_lines
@@ -26,7 +26,6 @@ COMMAND_LINE: Final = re.compile(
 )
 """Its arguments, joined by spaces: directory of the managed root, lock, agent's pid, `WatchdogOptions.seconds`.
 An earlier version's watchdog, which was `services.agent.watchdog`, matches too: it outlives an upgrade."""
-_IMPORT_ROOT: Final = Path(__file__).parents[3]
 _BLOCKED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_S: Final = 1.0
 _END_S: Final = 1.0
@@ -76,24 +75,15 @@ class WatchdogProcess:
         options = self._options
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         arguments = [str(self._state.path), str(options.lock), str(os.getpid())]
-        # Inherited, and never unblocked there: a signal to the agent's whole group must not end the watchdog first
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        arguments += map(str, options.seconds)
         try:
             with self._state.watchdog_errors.open("wb") as errors:
-                self._process = subprocess.Popen(  # noqa: S603 - this interpreter, fixed arguments
-                    [sys.executable, "-S", "-P", "-m", MODULE, *arguments, *map(str, options.seconds)],
-                    stdin=read_end,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    cwd="/",
-                    env={"PYTHONPATH": str(_IMPORT_ROOT), "PATH": os.environ.get("PATH", os.defpath)},
-                    start_new_session=True,
-                )
+                # Never unblocked there: a signal to the agent's whole group must not end the watchdog first
+                self._process = start_bare(MODULE, arguments, blocked=_BLOCKED_SIGNALS, stdin=read_end, stderr=errors)
         except OSError:
             os.close(write_end)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(read_end)
         os.set_blocking(write_end, False)
         self._pipe = write_end
@@ -141,36 +131,11 @@ class WatchdogProcess:
             os.close(self._pipe)
         self._pipe = -1
         process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            wait_or_kill(process, _END_S)
 
 
 def _is_report(line: dict[str, Any]) -> bool:
     return line.keys() == _REPORT_FIELDS.keys() and all(
         type(line[name]) is kind for name, kind in _REPORT_FIELDS.items()
     )
-
-
-class NoWatchdog:
-    """For a host that is only simulated: nothing waits there."""
-
-    def start(self) -> None:
-        """Nothing."""
-
-    def heartbeat(self) -> None:
-        """Nothing."""
-
-    def take_reports(self) -> list[WatchdogReport]:
-        """None."""
-        return []
-
-    def forget_reports(self) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
-from services._host.cgroup_snapshot import MEMORY_COLUMN, BoolArray, CounterSnapshot, IntArray, ThrottleSnapshot
+from services._host.cgroup_snapshot import (
+    MEMORY_COLUMN,
+    BoolArray,
+    CounterSnapshot,
+    IntArray,
+    ThrottleSnapshot,
+)
 from services.agent.containers import NEVER, BatchOrder, ContainerSet
+from services.agent.limits.accepted_updates import UpdateLog
 from services.agent.limits.drift import DriftDetector
-from services.agent.limits.update_log import UpdateLog
 from services.agent.memory.controller import MemoryController
-from services.agent.memory.node_budget_keeper import NodeBudget
+from services.agent.memory.node_budget import NodeBudget
+from services.agent.ports import Host
 from services.agent.sampling.expected_state import ExpectedState, rows_to_check
-from services.agent.sampling.node_load import NodeLoad
-from services.agent.sampling.quota_watch import QuotaWatch
-from services.agent.sampling.throttling import in_progress, mark_reported, with_in_progress
-from services.agent.sampling.usage import PeriodSample, per_period, with_exact_periods
+from services.agent.sampling.usage import (
+    VANISHED,
+    Budget,
+    PeriodSample,
+    in_progress,
+    mark_reported,
+    may_burst,
+    per_period,
+    used_up,
+    with_exact_periods,
+    with_in_progress,
+)
 
 RECHECK_SAMPLES = 5
 """Each container's limits are read back from the kernel once in so many samples, a share of them per sample."""
@@ -30,6 +45,112 @@ POLL_AFTER_THROTTLE_SAMPLES = 100
 
 _QUOTA, _LIMIT, _KILLS, _ARMED, _LIMIT_UPDATE_SEQ = range(5)
 """Columns of `Sampler._expected`; the first three as `KernelState.limits` has them."""
+IDLE_WEIGHT: Final = 0.3
+"""Weight of a new period: the kernel counts idle time in hundredths of a second, a tenth of a period."""
+UNKNOWN_IDLE: Final = -1
+CHEAP_READS: Final = 256
+"""Usage of so many containers is polled between two samples also while none was throttled lately: at 2 to 5 us, four
+times a period, that is 2 to 5 per cent of a processor. With more, only for a while after one was throttled."""
+_NR_PERIODS, _USAGE_US = 0, 3
+"""Columns of `services.agent.ports.Counters`."""
+
+
+class NodeLoad:
+    """Idle time of all processors, smoothed over some three periods: on a full machine lower quotas free nothing."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._idle_us: int | None = None
+        self._read_ns = 0
+        self._share: float | None = None
+
+    def sample(self, now_ns: int) -> None:
+        """Once a period.
+
+        Args:
+            now_ns: monotonic.
+        """
+        idle_us = self._host.read_idle()
+        elapsed_us = (now_ns - self._read_ns) // 1000
+        if idle_us is not None and self._idle_us is not None and elapsed_us > 0:
+            share = min(max(idle_us - self._idle_us, 0) / (elapsed_us * self._host.cpu_count), 1.0)
+            self._share = share if self._share is None else self._share + IDLE_WEIGHT * (share - self._share)
+        self._idle_us, self._read_ns = idle_us, now_ns
+
+    @property
+    def idle_percent(self) -> int:
+        """Of all processors' time, 0 to 100; `UNKNOWN_IDLE`: not read yet, or not available."""
+        return UNKNOWN_IDLE if self._share is None or self._idle_us is None else round(100 * self._share)
+
+
+class QuotaWatch:
+    """Which containers have used up their quota between two samples, from the kernel's table or from their usage.
+
+    What each container's usage is compared with is kept in the columns of `SampleState`.
+    """
+
+    def __init__(self, host: Host, containers: ContainerSet) -> None:
+        self._host = host
+        self._containers = containers
+        self._usage_us: IntArray = np.zeros(0, dtype=np.int64)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether polling usage costs little enough to be done all the time."""
+        samples = self._containers.samples
+        return self._host.shows_usage and 0 < int(np.count_nonzero(samples.may_burst)) <= CHEAP_READS
+
+    def poll(self) -> ThrottleSnapshot | None:
+        """Between two samples, of the containers sampled last. None: nothing shows it."""
+        order, samples = self._containers.order, self._containers.samples
+        if samples.keys is not order.keys:
+            return None
+        snapshot = self._host.throttle_snapshot(order.handles)
+        if snapshot is not None or not self._host.shows_usage:
+            return snapshot
+        usage_us = np.full(len(order.handles), VANISHED, dtype=np.int64)
+        for row in np.flatnonzero(samples.may_burst).tolist():
+            read_us = order.handles[row].read_usage()
+            usage_us[row] = VANISHED if read_us is None else read_us
+        quota_us = np.array([limits.quota_us for limits in order.limits], dtype=np.int64)
+        spent = self._used_up(usage_us, quota_us)
+        nr_periods = samples.counters[:, _NR_PERIODS].copy()
+        for row in np.flatnonzero(spent).tolist():
+            ended = order.handles[row].read_periods()
+            spent[row] = ended is not None
+            nr_periods[row] = ended or 0
+        return ThrottleSnapshot(spent, nr_periods, quota_us)
+
+    def at_sample(self, counters: IntArray, quota_us: IntArray) -> ThrottleSnapshot | None:
+        """The same at the moment of a sample, from its counters, shape (N, 5)."""
+        if not self._host.shows_usage:
+            return None
+        watched = self._containers.samples.may_burst
+        spent = self._used_up(np.where(watched, counters[:, _USAGE_US], VANISHED), quota_us)
+        return ThrottleSnapshot(spent, counters[:, _NR_PERIODS], quota_us)
+
+    def reported(self, new: BoolArray) -> None:
+        """The throttling of these was published: a raise follows, which refills their bandwidth."""
+        samples = self._containers.samples
+        if len(self._usage_us) == len(new):
+            samples.budget_usage_us = np.where(new & (self._usage_us >= 0), self._usage_us, samples.budget_usage_us)
+        samples.throttled_ns = np.where(new, samples.read_ns, samples.throttled_ns)
+
+    def sampled(self, counters: IntArray, quota_us: IntArray, sample: PeriodSample, now_ns: int) -> None:
+        """Begin the next interval: usage is compared with this sample's from now on."""
+        if not self._host.shows_usage:
+            return
+        samples = self._containers.samples
+        samples.budget_usage_us, samples.budget_quota_us = counters[:, _USAGE_US].copy(), quota_us.copy()
+        samples.throttled_ns = np.where(sample.throttled > 0, now_ns, samples.throttled_ns)
+        samples.may_burst = may_burst(sample.used_us, quota_us, samples.throttled_ns, now_ns) & (sample.periods > 0)
+
+    def _used_up(self, usage_us: IntArray, quota_us: IntArray) -> BoolArray:
+        samples = self._containers.samples
+        budget = Budget(samples.budget_usage_us, samples.budget_quota_us).where_lowered(usage_us, quota_us)
+        samples.budget_usage_us, samples.budget_quota_us = budget.usage_us, budget.quota_us
+        self._usage_us = usage_us
+        return used_up(usage_us, quota_us, budget)
 
 
 class Sampler:
@@ -93,9 +214,10 @@ class Sampler:
         self._reconcile_reserves()
         if not self._containers.managed:
             return []
-        self._containers.samples.reorder(self._containers.order.keys)
-        self._check_differences(snapshot, now_ns)
-        return self._batches(snapshot, now_ns, wall_ns)
+        order = self._containers.order
+        self._containers.samples.reorder(order.keys)
+        self._check_differences(order, snapshot, now_ns)
+        return self._batches(order, snapshot, now_ns, wall_ns)
 
     def poll(self, wall_ns: int) -> list[CfsBatch]:
         """Between two samples: batches of containers that have been throttled since; mostly none."""
@@ -119,7 +241,7 @@ class Sampler:
             flags=new * int(SampleFlag.EARLY),
         )
         apps = [(app, part) for app, part in order.apps if new[part].any()]
-        return self._build(sample, self._expected(order), apps, wall_ns)
+        return self._build(order, sample, self._expected(order), apps, wall_ns)
 
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
         """A batch that shows that the node holds no container of the application (any more)."""
@@ -143,13 +265,13 @@ class Sampler:
             return
         turns = RECHECK_SAMPLES if self._files_only else RECLAIMABLE_SAMPLES
         for row in range(self.samples_taken % turns, len(order.keys), turns):
-            self._check(row, now_ns)
+            self._check(order, row, now_ns)
         for row in range(self.samples_taken % RECLAIMABLE_SAMPLES, len(order.keys), RECLAIMABLE_SAMPLES):
             samples.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
 
-    def _check_differences(self, snapshot: CounterSnapshot, now_ns: int) -> None:
+    def _check_differences(self, order: BatchOrder, snapshot: CounterSnapshot, now_ns: int) -> None:
         """Read those back of which the snapshot show something else than is expected."""
-        order, samples = self._containers.order, self._containers.samples
+        samples = self._containers.samples
         wrong: list[int] = []
         if snapshot.kernel is not None:
             expected = self._expected(order)
@@ -158,11 +280,11 @@ class Sampler:
             )
             wrong = rows_to_check(snapshot, snapshot.kernel, known)
         for row in sorted({*wrong, *snapshot.oom_rows}):
-            self._check(row, now_ns)
+            self._check(order, row, now_ns)
             samples.tracked_bytes[row] = snapshot.counters[row, MEMORY_COLUMN]
 
-    def _check(self, row: int, now_ns: int) -> None:
-        order, samples = self._containers.order, self._containers.samples
+    def _check(self, order: BatchOrder, row: int, now_ns: int) -> None:
+        samples = self._containers.samples
         key, member = order.keys[row], order.managed[row]
         self._drift.check(key)
         self._memory.count_kills(key, member.handle.read_oom_kills())
@@ -187,8 +309,8 @@ class Sampler:
             dtype=np.int64,
         )
 
-    def _batches(self, snapshot: CounterSnapshot, now_ns: int, wall_ns: int) -> list[CfsBatch]:
-        order, samples, after = self._containers.order, self._containers.samples, snapshot.counters
+    def _batches(self, order: BatchOrder, snapshot: CounterSnapshot, now_ns: int, wall_ns: int) -> list[CfsBatch]:
+        samples, after = self._containers.samples, snapshot.counters
         elapsed_us = np.where(samples.read_ns != NEVER, (now_ns - samples.read_ns) // 1000, 0)
         usage_bytes = after[:, MEMORY_COLUMN]
         grown = np.where(elapsed_us > 0, usage_bytes - samples.counters[:, MEMORY_COLUMN], 0)
@@ -220,12 +342,16 @@ class Sampler:
             samples.boundary_ns = np.where(
                 snapshot.kernel.boundary_ns > 0, snapshot.kernel.boundary_ns, samples.boundary_ns
             )
-        return self._build(sample, expected, order.apps, wall_ns)
+        return self._build(order, sample, expected, order.apps, wall_ns)
 
     def _build(
-        self, sample: PeriodSample, expected: IntArray, apps: Iterable[tuple[str, slice]], wall_ns: int
+        self,
+        order: BatchOrder,
+        sample: PeriodSample,
+        expected: IntArray,
+        apps: Iterable[tuple[str, slice]],
+        wall_ns: int,
     ) -> list[CfsBatch]:
-        order = self._containers.order
         columns = sample.columns() | {
             "quota_us": expected[:, _QUOTA],
             "memory_reclaimable_bytes": self._containers.samples.reclaimable_bytes,

@@ -1,20 +1,49 @@
-"""From cumulative counters to what was used per period. Vectorised over all containers of the node.
+"""From cumulative counters to what was used per period, and which containers are throttled now. Pure.
 
-The kernel counts a period only while a cgroup runs (measured: +2 in an idle second), a sample never falls exactly on
-a boundary, and without a quota nothing is counted. So usage is scaled by the time that really passed; only where the
-container was throttled, its bursts belong to counted periods and the larger of both divisors holds: two periods may
-end 110 ms apart around one late sample, and none in 99 ms.
+Vectorised over all containers of the node.
+
+Usage per period: the kernel counts a period only while a cgroup runs (measured: +2 in an idle second), a sample never
+falls exactly on a boundary, and without a quota nothing is counted. So usage is scaled by the time that really passed;
+only where the container was throttled, its bursts belong to counted periods and the larger of both divisors holds: two
+periods may end 110 ms apart around one late sample, and none in 99 ms.
+
+Throttled periods in progress: the kernel counts a throttled period when it ends, and the next sample is on average half
+a period after that. Where the table of control groups shows that a group is throttled *now*, its period is reported at
+once, as one in which all of the quota was used, and not again when the kernel counts it. A raise then reaches waiting
+tasks, instead of the period after the next one: every quota write refills the pool and lets them go
+(kernel/sched/core.c, ``tg_set_cfs_bandwidth``).
+
+Quotas used up, from usage alone, for hosts that offer nothing but files: ``nr_throttled`` of cpu.stat rises when a
+throttled period ends, and ``throttled_time`` when its tasks run again (Documentation/scheduler/sched-bwc.rst), so files
+do not show that a container is throttled now. Its usage does: one that has used a whole quota within less than a period
+is throttled, or about to be. Two bursts around a boundary of the period can add up to a quota as well, without any
+throttling. So only those are watched whose demand has changed:
+
+    sudden    = used at most LOW_USE_SHARE of the quota in the last sampled period, or was throttled within RECENT_NS
+    spent_us  = usage now - usage at the last sample, or at the last report: a raise refills the bandwidth
+    used up   = sudden and spent_us >= quota - min(SLACK_SHARE * quota, SLICE_US)
+
+A container that works steadily near its limit is left to the kernel's own count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Final
 
 import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.cfs import SampleFlag
-from services._host.cgroup_snapshot import COUNTER_COLUMNS, MEMORY_COLUMN, BoolArray, ExactPeriods, IntArray
+from services._host.cgroup_snapshot import (
+    COUNTER_COLUMNS,
+    MEMORY_COLUMN,
+    BoolArray,
+    ExactPeriods,
+    IntArray,
+    ThrottleSnapshot,
+)
+from services.agent.containers import NOTHING_REPORTED
 
 _NR_PERIODS, _NR_THROTTLED, _THROTTLED_US, _USAGE_US, _ = range(COUNTER_COLUMNS)
 
@@ -88,3 +117,103 @@ def with_exact_periods(sample: PeriodSample, exact: ExactPeriods, rows: BoolArra
         memory_usage_bytes=sample.memory_usage_bytes,
         flags=np.where(recorded, 0, sample.flags),
     )
+
+
+LOW_USE_SHARE: Final = 0.5
+RECENT_NS: Final = 300_000_000
+"""Three periods: a container that grows is raised in several steps."""
+SLACK_SHARE: Final = 0.1
+SLICE_US: Final = 5_000
+"""``sched_cfs_bandwidth_slice_us``: what another CPU may still hold of the quota when the group is throttled."""
+VANISHED: Final = -1
+"""In a column of usage: not read, or the container is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What each container's usage is compared with, shape (N,) each."""
+
+    usage_us: IntArray
+    """Cumulative usage when the budget began."""
+    quota_us: IntArray
+    """Quota then; negative: none."""
+
+    def where_lowered(self, usage_us: IntArray, quota_us: IntArray) -> Budget:
+        """Begins anew where the quota was lowered: what was used before belongs to the larger one."""
+        lowered = ((quota_us < self.quota_us) | (self.quota_us < 0)) & (usage_us >= 0)
+        return Budget(np.where(lowered, usage_us, self.usage_us), np.where(lowered, quota_us, self.quota_us))
+
+
+def may_burst(used_us: IntArray, quota_us: IntArray, throttled_ns: IntArray, now_ns: int) -> BoolArray:
+    """Containers whose demand may change between two samples, shape (N,).
+
+    Args:
+        used_us: in the last sampled period, shape (N,).
+        quota_us: in force, shape (N,); negative: none.
+        throttled_ns: when each was throttled last, monotonic, shape (N,).
+        now_ns: monotonic.
+    """
+    recent = now_ns - throttled_ns < RECENT_NS
+    watched: BoolArray = (quota_us >= 0) & ((used_us <= LOW_USE_SHARE * quota_us) | recent)
+    return watched
+
+
+def used_up(usage_us: IntArray, quota_us: IntArray, budget: Budget) -> BoolArray:
+    """Containers that have used their quota since the budget began, shape (N,); False where usage is `VANISHED`."""
+    slack_us = np.minimum(SLACK_SHARE * quota_us, SLICE_US)
+    spent: BoolArray = (quota_us >= 0) & (usage_us >= 0) & (usage_us - budget.usage_us >= quota_us - slack_us)
+    return spent
+
+
+_REPORTED_PERIOD, _REPORTED_QUOTA, _REPORTED_BEFORE = range(3)
+
+
+def in_progress(snapshot: ThrottleSnapshot, reported: IntArray) -> BoolArray:
+    """Which containers are throttled in a period that has not been reported, shape (N,).
+
+    Args:
+        snapshot: what the kernel shows.
+        reported: shape (N, 3): the period reported last, by `ThrottleSnapshot.nr_periods`; its quota (a new one has
+            refilled the pool: a group that has used that up too is throttled anew); periods reported before that, and
+            counted since the last sample.
+    """
+    same = (reported[:, _REPORTED_PERIOD] == snapshot.nr_periods) & (reported[:, _REPORTED_QUOTA] == snapshot.quota_us)
+    new: BoolArray = snapshot.throttled & (snapshot.quota_us >= 0) & ~same
+    return new
+
+
+def mark_reported(snapshot: ThrottleSnapshot, new: BoolArray, reported: IntArray) -> IntArray:
+    """``reported`` after the periods of ``new`` were reported."""
+    now = np.column_stack(
+        (snapshot.nr_periods, snapshot.quota_us, reported[:, _REPORTED_BEFORE] + _has_been_counted(snapshot, reported))
+    )
+    return np.where(new[:, None], now, reported)
+
+
+def with_in_progress(
+    sample: PeriodSample, snapshot: ThrottleSnapshot, reported: IntArray
+) -> tuple[PeriodSample, IntArray]:
+    """A sample with the throttled periods in progress, and without those reported before; the new ``reported``.
+
+    A period during which the quota was written is counted only if the group was throttled once more: then it is
+    reported again, with the new quota.
+    """
+    again = np.minimum(reported[:, _REPORTED_BEFORE] + _has_been_counted(snapshot, reported), sample.throttled)
+    new = in_progress(snapshot, reported) & (sample.periods > 0)  # a first reading has no CPU usage
+    used_us = np.where(new, np.maximum(sample.used_us, snapshot.quota_us), sample.used_us)
+    unused_us = np.where(new, 0, sample.unused_us)
+    after = replace(sample, throttled=sample.throttled - again + new, used_us=used_us, unused_us=unused_us)
+    left = np.where((snapshot.nr_periods > reported[:, _REPORTED_PERIOD])[:, None], NOTHING_REPORTED, reported)
+    left[:, _REPORTED_BEFORE] = 0
+    return after, mark_reported(snapshot, new, left)
+
+
+def _has_been_counted(snapshot: ThrottleSnapshot, reported: IntArray) -> BoolArray:
+    """Whether the period reported last has ended, throttled as it was reported."""
+    period = reported[:, _REPORTED_PERIOD]
+    counted: BoolArray = (
+        (period != NOTHING_REPORTED)
+        & (snapshot.nr_periods > period)
+        & (reported[:, _REPORTED_QUOTA] == snapshot.quota_us)
+    )
+    return counted

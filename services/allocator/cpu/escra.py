@@ -11,7 +11,7 @@ All numbers are microseconds per period; q is the ordered quota, W the applicati
 3. Increase. Throttled: raise = max(floor(mean over W of throttled * upsilon * pool), 10 % of q1), at most cap - q1;
    raises that exceed the pool are scaled into it. Upsilon is a share of the pool (20 % as a percentage: as the factor
    20 it passes the limit within 12 periods), gamma is in cores (0.2 = 20 ms).
-4. `damping.apply_dead_band`.
+4. `pipeline.apply_dead_band`.
 
 What holds (tests/unit/policy), with a loop delay of one period:
 - A throttled container is never cut, unless its application is over its limit. With an empty pool nothing is raised.
@@ -32,10 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import scale_to_fit
-from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, per_app
-from services.allocator.cpu.dead_band import apply_dead_band
-from services.allocator.cpu.policy_api import CpuTargets, CpuView, unchanged
+from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, per_app, scale_to_fit
+from services.allocator.cpu.pipeline import CpuTargets, CpuView, apply_dead_band, unchanged
 
 MAX_WINDOW: Final = 64
 """Periods; the bound of `AppSpec.window`."""
@@ -62,19 +60,6 @@ class EscraState(SlotArrays):
     count: Ints
     """Samples since the slot was taken or its window changed."""
     window: Ints
-
-
-def decide(state: EscraState, view: CpuView, rows: Ints) -> CpuTargets:
-    """`step` from what the slots hold, which then hold the new state.
-
-    Args:
-        state: all slots.
-        view: the step's observations, shape N.
-        rows: slot of every row in `state`, shape N, distinct.
-    """
-    targets, after = step(state.take(rows), view)
-    state.put(rows, after)
-    return targets
 
 
 def step(state: EscraState, view: CpuView) -> tuple[CpuTargets, EscraState]:

@@ -1,29 +1,165 @@
-"""CPU pipeline: step context in, quotas to order out, by way of the application's policy and what is free."""
+"""CPU pipeline: what a policy sees and answers, the dead band of its answer, and quotas to order within what is free.
+
+Structures of arrays over all containers of all applications. Units are integer microseconds per period (100,000 us)
+unless a name says otherwise. N is the number of containers (rows), A the number of applications; `app` maps a row to
+its application.
+
+Dead band of both CPU policies: under constant demand no quota is written.
+
+Every quota write refills the bandwidth of its container (measured/escra.md section 2), so a write must be worth it.
+
+- A decrease is written when it exceeds CUT_SHARE of the quota and CUT_US together.
+- An increase is written when it exceeds RAISE_SHARE of the quota after scaling into the application's free capacity
+  including this step's decreases. A comfortable container (not throttled, at most COMFORT_SHARE of its quota used) is
+  raised only by COMFORT_RAISE_SHARE or more: its headroom follows what others leave and need not follow every step.
+- When the increases do not fit, and one of them exceeds URGENT_SHARE of its quota and CUT_US, the application's small
+  decreases (of RELEASE_SHARE or more) are written as well: many small decreases fund a starving container. When all
+  missing increases are small, nothing is written. This is the hysteresis in a tight application: near a fixed point all
+  targets are close and there is no free capacity; a real shift of demand exceeds the band and passes at once.
+- An application above its limit gets every decrease.
+- On a node whose processors are full nothing is decreased but to fund an increase or to come below the limit. Usage
+  there shows what a container got, not what it needs: a decrease makes the next period worse, frees no processor time,
+  and costs a write (decision 40).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from schemas.apps import PERIOD_US
-from services.allocator.budget import ledger
-from services.allocator.columns import UNLIMITED, BoolArray, IntArray, Reasons, at, per_app
-from services.allocator.cpu import escra, waterfill
-from services.allocator.cpu.policy_api import CpuParameters, CpuTargets, CpuView
-from services.allocator.state.step_context import StepContext
+from schemas.reasons import Reason
+from services.allocator.columns import (
+    UNLIMITED,
+    AppIndex,
+    BoolArray,
+    Bools,
+    Floats,
+    IntArray,
+    Ints,
+    Reasons,
+    SlotArrays,
+    any_per_app,
+    at,
+    per_app,
+    scale_to_fit,
+)
+from services.allocator.state.budget import Reservation, StepContext, reserve
+
+CUT_SHARE: Final = 0.05
+"""Of the quota; measured/policy.md section 4 (b)."""
+CUT_US: Final = 500
+"""Microseconds per period; measured/policy.md section 4."""
+RAISE_SHARE: Final = 0.02
+"""Of the quota; measured/policy.md section 4 (0.4 b)."""
+URGENT_SHARE: Final = 0.03
+"""Of the quota, plus CUT_US: an increase beyond it is worth all small decreases. Tried on 60 constant loads with a
+limit of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 writes five times as often under
+noise."""
+RELEASE_SHARE: Final = 0.01
+"""Of the quota: a smaller decrease funds no container and is a write all the same."""
+FULL_IDLE_PERCENT: Final = 5
+"""Idle share of a node's processors at which they count as full."""
+COMFORT_SHARE: Final = 0.5
+COMFORT_RAISE_SHARE: Final = 0.25
+"""Of the quota."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuParameters:
+    """The thesis' parameters per application, shape A (2.4.4.1; design 4.1)."""
+
+    kappa: Floats
+    """Share of the mean unused runtime that is taken per period, 0 < kappa <= 1."""
+    gamma_us: Ints
+    """Unused runtime that is left alone."""
+    upsilon_share: Floats
+    """Share (0..1, that is percent / 100) of the pool given per period and throttled share."""
+    window: Ints
+    """Periods in the sliding windows, 1..64."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuView:
+    """One step's CPU observations and holdings."""
+
+    app: AppIndex
+    fresh: Bools
+    """The row has a new sample in this step: at least one period elapsed, or idleness was synthesised."""
+    used_us: Ints
+    """Per period; this and the next three are valid where `fresh`."""
+    unused_us: Ints
+    """Per period, of the quota that was in force."""
+    throttled_us: Ints
+    """Per period, summed over CPUs: overestimates the missing runtime (measured/policy.md section 2.4)."""
+    throttled: Bools
+    quota_us: Ints
+    """In the kernel now; equal to the cap where it is unlimited."""
+    ordered_us: Ints
+    """Last ordered: what the kernel will hold when everything has arrived."""
+    min_us: Ints
+    cap_us: Ints
+    """The container's maximum or the host's CPUs, whichever is less. At most 2**25 (335 cores) with 50,000
+    containers in one application: products of quotas and sums stay below 2**63."""
+    node_idle_percent: Ints
+    """Idle share of the time of all processors of the row's node; -1: not known."""
+    limit_us: Ints
+    """Per application, shape A."""
+    params: CpuParameters
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTargets:
+    """Quotas that the policy wants, with reasons, shape N. Where nothing changes the target is `ordered_us`."""
+
+    target_us: Ints
+    reason: NDArray[np.uint8]
+    """`schemas.reasons.Reason`; NONE exactly where the target equals `ordered_us`."""
+    measured: Floats
+    threshold: Floats
+
+    def give(self, rows: Bools, reason: Reason, measured: Ints | Floats, threshold: Ints) -> None:
+        """Set the reason of the flagged rows, in place; all arguments of shape N."""
+        i = np.flatnonzero(rows)
+        self.reason[i], self.measured[i], self.threshold[i] = reason, measured[i], threshold[i]
+
+
+def unchanged(target_us: Ints) -> CpuTargets:
+    """Targets to which no reason has been given yet."""
+    count = len(target_us)
+    return CpuTargets(target_us, np.zeros(count, np.uint8), np.zeros(count), np.zeros(count))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPolicy:
+    """A policy with its estimates per container."""
+
+    state: SlotArrays
+    step: Callable[[Any, CpuView], tuple[CpuTargets, Any]]
+    """What the slots of a view's rows hold, and the view: targets, and what the slots hold afterwards."""
+
+    def decide(self, view: CpuView, slots: Ints) -> CpuTargets:
+        """Targets from what the slots hold, which then hold the new state; slots: of every row, distinct, shape N."""
+        targets, after = self.step(self.state.take(slots), view)
+        self.state.put(slots, after)
+        return targets
 
 
 class CpuPipeline:
     """Both CPU policies with their estimates per container."""
 
-    def __init__(self) -> None:
-        self.escra = escra.EscraState(0)
-        self.waterfill = waterfill.WaterfillState(0)
+    def __init__(self, waterfill: CpuPolicy, escra: CpuPolicy) -> None:
+        self.waterfill, self.escra = waterfill, escra
 
     def follow(self, slot_capacity: int, released: IntArray) -> None:
         """Adapt to containers added and removed: ``released`` slots start anew."""
-        for state in (self.escra, self.waterfill):
-            state.grow(slot_capacity)
-            state.forget(released)
+        for policy in (self.escra, self.waterfill):
+            policy.state.grow(slot_capacity)
+            policy.state.forget(released)
 
     def targets(self, context: StepContext, decidable: BoolArray, reasons: Reasons) -> IntArray:
         """Quota targets per row, us per period; the rows that are not decidable keep what is ordered.
@@ -36,19 +172,13 @@ class CpuPipeline:
         rows = context.cluster.rows
         targets, by_waterfill = rows.quota_ordered_us.copy(), context.table.waterfill[rows.app]
         budget = budget_us(context, decidable)
-        for chosen, decide in ((decidable & by_waterfill, self._waterfill), (decidable & ~by_waterfill, self._escra)):
+        for chosen, policy in ((decidable & by_waterfill, self.waterfill), (decidable & ~by_waterfill, self.escra)):
             index = np.flatnonzero(chosen)
             if len(index):
-                result = decide(cpu_view(context, index, budget), rows.slot[index])
+                result = policy.decide(cpu_view(context, index, budget), rows.slot[index])
                 targets[index] = result.target_us
                 reasons.copy_from(index, result)
         return targets
-
-    def _waterfill(self, view: CpuView, slots: IntArray) -> CpuTargets:
-        return waterfill.decide(self.waterfill, view, slots)
-
-    def _escra(self, view: CpuView, slots: IntArray) -> CpuTargets:
-        return escra.decide(self.escra, view, slots)
 
 
 def budget_us(context: StepContext, decidable: BoolArray) -> IntArray:
@@ -80,7 +210,43 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
     )
 
 
-def assign(context: StepContext, targets: IntArray) -> ledger.Reservation:
+def assign(context: StepContext, targets: IntArray) -> Reservation:
     """Quotas to order: the targets as far as eligible applications have free capacity, shape (N,)."""
+    rows = context.cluster.rows
     free = np.where(context.eligible, context.free_us - context.pending.quota_us, 0)
-    return ledger.reserve(context.cluster.rows, ledger.CPU, targets, free, context.holdings.quota_us)
+    return reserve(rows.app, rows.quota_ordered_us, targets, free, context.holdings.quota_us)
+
+
+def apply_dead_band(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
+    """Targets with the dead band applied: `ordered_us` where the change is not worth a write.
+
+    Args:
+        view: the step's observations.
+        decided: shape N, rows of applications that are decided in this step; the others keep `ordered_us`.
+        wanted_us: shape N, within [min, cap], their sum within the limit of each application where that is feasible.
+
+    Returns:
+        Targets, shape N, with the same properties.
+    """
+    apps = len(view.limit_us)
+    ordered = view.ordered_us
+    change = np.where(decided, wanted_us - ordered, 0)
+    drop, rise = np.maximum(-change, 0), np.maximum(change, 0)
+    band = ordered * CUT_SHARE + CUT_US
+    out_of_bounds = (ordered < view.min_us) | (ordered > view.cap_us)
+    comfortable = ~view.throttled & (view.used_us <= ordered * COMFORT_SHARE)
+    least_rise = ordered * np.where(comfortable, COMFORT_RAISE_SHARE, RAISE_SHARE)
+    rise[~((rise > least_rise) | out_of_bounds)] = 0
+    full = (view.node_idle_percent >= 0) & (view.node_idle_percent <= FULL_IDLE_PERCENT)
+    cut = np.where(((drop > band) & ~full) | out_of_bounds, drop, 0)
+
+    room = view.limit_us - per_app(view.app, ordered - cut, apps)
+    short = per_app(view.app, rise, apps) > room
+    if short.any():
+        release = short & (any_per_app(view.app, rise > ordered * URGENT_SHARE + CUT_US, apps) | (room < 0))
+        small = (drop < ordered * RELEASE_SHARE) & (room >= 0)[view.app]
+        cut = np.where(release[view.app] & ~small, drop, cut)
+        room = view.limit_us - per_app(view.app, ordered - cut, apps)
+        rise = scale_to_fit(view.app, rise, room)
+        rise[~((rise > ordered * RAISE_SHARE) | out_of_bounds)] = 0
+    return ordered + rise - cut

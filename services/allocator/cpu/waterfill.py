@@ -45,10 +45,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min
-from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, per_app
-from services.allocator.cpu.dead_band import apply_dead_band
-from services.allocator.cpu.policy_api import CpuTargets, CpuView, unchanged
+from services.allocator.columns import (
+    Bools,
+    Floats,
+    Ints,
+    SlotArrays,
+    any_per_app,
+    per_app,
+    scale_to_fit,
+    weighted_max_min,
+)
+from services.allocator.cpu.pipeline import CpuTargets, CpuView, apply_dead_band, unchanged
 
 THROTTLE_WEIGHT: Final = 0.1
 """Share of throttled_us that counts as demand: it overestimates (measured/policy.md section 2.4)."""
@@ -115,19 +122,6 @@ class WaterfillState(SlotArrays):
     raised: Floats
     """What a throttled container wanted."""
     raised_age: Ages
-
-
-def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
-    """`step` from what the slots hold, which then hold the new state.
-
-    Args:
-        state: all slots.
-        view: the step's observations, shape N.
-        rows: slot of every row in `state`, shape N, distinct.
-    """
-    targets, after = step(state.take(rows), view)
-    state.put(rows, after)
-    return targets
 
 
 def step(state: WaterfillState, view: CpuView) -> tuple[CpuTargets, WaterfillState]:

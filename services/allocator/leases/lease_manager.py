@@ -128,6 +128,9 @@ class LeaseManager:
     """Epoch of the newest acquisition. Later ones reuse it where they can: a limit update to a node has one epoch."""
     _seen_epoch: dict[str, int] = field(default_factory=dict)
     """Highest epoch observed per application, also where its lease has become unreadable."""
+    _forgotten_epoch: int = 0
+    """Highest epoch of an application whose lease was deleted: agents may still know it, another owner may have given
+    it, and the application may be announced again."""
     _interrupted: bool = False
     _store_unreachable_s: float = -math.inf  # when a heartbeat last failed without an answer
     _generation: int = 0
@@ -286,7 +289,8 @@ class LeaseManager:
         if mine and (
             lease.owner in {"", self.replica_id} or self._is_dead(lease.owner, self._read_s.get(app, math.inf))
         ):
-            self._epoch = max(self._epoch or wall_ms, lease.epoch + 1, self._seen_epoch.get(app, 0) + 1)
+            seen = self._seen_epoch.get(app, self._forgotten_epoch)
+            self._epoch = max(self._epoch or wall_ms, lease.epoch + 1, seen + 1)
             return Swap(app, StoredLease(self.replica_id, self._epoch, lease.revision), self._generation)
         return None
 
@@ -381,7 +385,7 @@ class LeaseManager:
             self.leases[app] = lease
             self._seen_epoch[app] = max(lease.epoch, self._seen_epoch.get(app, 0))
         if app not in self.leases and app not in self.announced:
-            self._seen_epoch.pop(app, None)
+            self._forgotten_epoch = max(self._forgotten_epoch, self._seen_epoch.pop(app, 0))
         if lease.revision and not lease.owner:
             self._free_since_s.setdefault(app, now_s)
         else:

@@ -57,9 +57,10 @@ class Membership:
         self._log = runtime.log.bind(replica=self.id)
         self._callbacks = callbacks
         self._ttl_s = runtime.settings.lease_ttl_s
-        self._manager = LeaseManager(
+        self.leases = LeaseManager(
             self.id, LeaseTimeouts(self._ttl_s, store_outage_grace_s=runtime.settings.lease_store_outage_grace_s)
         )
+        """What is owned; only this object changes it."""
         self._tasks: list[asyncio.Task[None]] = []
         self._listed = asyncio.Event()
         self._wake = asyncio.Event()
@@ -72,7 +73,7 @@ class Membership:
 
     async def start(self) -> None:
         """Start heartbeats and rounds; leases come through `Callbacks.acquired`."""
-        self._runtime.bus.on_reconnect(self._manager.interrupted)
+        self._runtime.bus.on_reconnect(self.leases.interrupted)
         works = {"heartbeat": self._heartbeat, "leases": self._watch_and_acquire, "rounds": self._wake_periodically}
         self._tasks = [self._runtime.spawn(work(), name=name) for name, work in works.items()]
 
@@ -80,7 +81,7 @@ class Membership:
         """Release all leases, so that others take over at once."""
         tasks, self._tasks = [*self._tasks, *self._in_progress.values()], []
         await cancel_all(tasks)
-        swaps = self._manager.release_all()
+        swaps = self.leases.release_all()
         await self._notify_changes()
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):
@@ -95,47 +96,28 @@ class Membership:
 
     def may_decide(self) -> bool:
         """Whether this replica may decide for what it holds: its heartbeat was renewed in time."""
-        return self._manager.may_decide(self._clock.monotonic())
+        return self.leases.may_decide(self._clock.monotonic())
 
     def not_ready(self) -> str | None:
         """Why no lease can be acquired, or None."""
-        if not self._manager.renewed_lately(self._clock.monotonic()):
+        if not self.leases.renewed_lately(self._clock.monotonic()):
             consequence = "nothing is taken over" if self.may_decide() else "nothing is decided"
             return f"the heartbeat in the bucket {LEASES.name} was not renewed for {self._ttl_s:g} s: {consequence}"
         return None if self._readable else f"the bucket {LEASES.name} cannot be read"
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Applications that this replica owns, with their epochs."""
-        return self._manager.held
-
-    @property
-    def takeovers(self) -> int:
-        """Leases acquired so far."""
-        return self._manager.acquired
-
-    @property
-    def lost_leases(self) -> int:
-        """Leases lost to other replicas so far."""
-        return self._manager.lost
-
-    def owner(self, app: str) -> str:
-        """Replica that owns an application, as far as known; empty: none."""
-        return self._manager.owner(app)
 
     # -- called by the service -----------------------------------------------------------------------------------
 
     def set_announced(self, app: str, *, announced: bool) -> None:
         """An application needs an owner, or (False) no longer."""
         if announced:
-            self._manager.announced.add(app)
+            self.leases.announced.add(app)
         else:
-            self._manager.announced.discard(app)
+            self.leases.announced.discard(app)
         self._wake.set()
 
     def report_stale_epoch(self, app: str) -> None:
         """Record that an agent knows a newer epoch of the application."""
-        self._manager.report_stale_epoch(app)
+        self.leases.report_stale_epoch(app)
         self._wake.set()
 
     # -- heartbeats and watch ---------------------------------------------------------------------------------------
@@ -144,7 +126,7 @@ class Membership:
         interval_s = self._ttl_s / HEARTBEATS_PER_TTL
         failing = False
         await self._listed.wait()
-        while not self._manager.membership_known(now_s := self._clock.monotonic()):
+        while not self.leases.membership_known(now_s := self._clock.monotonic()):
             await self._clock.sleep_until(now_s + self._ttl_s / ROUNDS_PER_TTL)
         while True:
             sent_s = self._clock.monotonic()
@@ -153,12 +135,12 @@ class Membership:
                     await self._bucket.put(REPLICA + self.id, self._lease(StoredLease(self.id)))
             except (BusError, TimeoutError) as error:
                 self.failed_renewals += 1
-                self._manager.store_unreachable(sent_s, self._clock.monotonic())
+                self.leases.store_unreachable(sent_s, self._clock.monotonic())
                 if not failing:
                     self._log.warning("heartbeat_failed", error=str(error) or "no answer")
                 failing = True
             else:
-                self._manager.renewed(sent_s, self._clock.monotonic())
+                self.leases.renewed(sent_s, self._clock.monotonic())
                 self._wake.set()
                 failing = False
             await self._clock.sleep_until(sent_s + interval_s)
@@ -171,9 +153,9 @@ class Membership:
     def _take_entry(self, key: str, entry: Entry | None) -> None:
         now_s = self._clock.monotonic()
         if key.startswith(REPLICA):
-            self._manager.observe_heartbeat(key.removeprefix(REPLICA), entry.revision if entry else 0, now_s)
+            self.leases.observe_heartbeat(key.removeprefix(REPLICA), entry.revision if entry else 0, now_s)
         elif key.startswith(APP):
-            self._manager.observe_lease(key.removeprefix(APP), _stored(entry), now_s)
+            self.leases.observe_lease(key.removeprefix(APP), _stored(entry), now_s)
             self._wake.set()
         if entry is None:
             self._wake.set()
@@ -187,9 +169,9 @@ class Membership:
                 await self._wake.wait()
                 self._wake.clear()
                 now_s = self._clock.monotonic()
-                suspects = self._manager.suspects(now_s)
+                suspects = self.leases.suspects(now_s)
                 self._start_each(REPLICA, suspects if self._readable else [self.id, *suspects], self._check)
-                self._start_each(APP, self._manager.leases_to_read(now_s), self._acquire)
+                self._start_each(APP, self.leases.leases_to_read(now_s), self._acquire)
                 self._collect_garbage(now_s)
 
     def _start_each(self, kind: str, names: list[str], work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
@@ -224,11 +206,11 @@ class Membership:
         """Read the lease, then its owner's heartbeat, then swap: in this order, see the rules."""
         sent_s = self._clock.monotonic()
         lease = _stored(await self._read(APP + app))
-        self._manager.lease_read(app, lease, sent_s)
+        self.leases.lease_read(app, lease, sent_s)
         await self._notify_changes()
         if lease.owner not in {"", self.id}:
             await self._check(lease.owner)
-        swap = self._manager.swap(app, self._clock.monotonic(), self._clock.time_ns() // 1_000_000)
+        swap = self.leases.swap(app, self._clock.monotonic(), self._clock.time_ns() // 1_000_000)
         await self._notify_changes()
         if swap is not None:
             await self._carry_out(swap)
@@ -242,24 +224,24 @@ class Membership:
                 else:
                     revision = await self._bucket.create(key, message)
         except RevisionConflictError:
-            self._manager.swap_conflicted(swap)
+            self.leases.swap_conflicted(swap)
             self._wake.set()
         else:
-            self._manager.swap_stored(swap, revision, self._clock.monotonic())
+            self.leases.swap_stored(swap, revision, self._clock.monotonic())
         await self._notify_changes()
 
     async def _check(self, replica: str) -> None:
         """Read a heartbeat directly."""
         sent_s = self._clock.monotonic()
         entry = await self._read(REPLICA + replica)
-        self._manager.heartbeat_read(replica, entry.revision if entry else 0, sent_s, self._clock.monotonic())
+        self.leases.heartbeat_read(replica, entry.revision if entry else 0, sent_s, self._clock.monotonic())
 
     def _collect_garbage(self, now_s: float) -> None:
         if now_s - self._collected_s < GC_INTERVAL_S:
             return
         self._collected_s = now_s
-        self._start_each("old " + REPLICA, self._manager.expired_replicas(now_s), self._delete_replica)
-        self._start_each("old " + APP, self._manager.unused_leases(now_s), self._delete_lease)
+        self._start_each("old " + REPLICA, self.leases.expired_replicas(now_s), self._delete_replica)
+        self._start_each("old " + APP, self.leases.unused_leases(now_s), self._delete_lease)
 
     async def _delete_replica(self, replica: str) -> None:
         async with asyncio.timeout(self._timeout_s):
@@ -280,7 +262,7 @@ class Membership:
         return entry
 
     async def _notify_changes(self) -> None:
-        for change in self._manager.take_changes():
+        for change in self.leases.take_changes():
             if change.epoch is not None:
                 self._log.info("lease_acquired", app=change.app, epoch=change.epoch)
                 await self._begin(change.app, change.epoch)
@@ -294,7 +276,7 @@ class Membership:
             await self._callbacks.acquired(app, epoch)
         except BusError as error:
             self._log.warning("app_subscribe_failed", app=app, error=str(error))
-            self._manager.abandon(app)
+            self.leases.abandon(app)
             await self._notify_changes()
 
     def _lease(self, lease: StoredLease) -> Lease:

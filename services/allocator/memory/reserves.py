@@ -1,4 +1,4 @@
-"""Plan of the node reserves (design 4.4): what agents may grant without a round trip, and memory requests beyond it.
+"""Plan of the node reserves (design 4.4): what agents may grant without a round trip.
 
 The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers.
 """
@@ -10,12 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from schemas.limits import LimitUpdate
-from services.allocator.budget.fair_share import claims, scale_to_fit
-from services.allocator.columns import PAGE_BYTES, BoolArray, IntArray, grouped, per_app
-from services.allocator.messages import ReserveGrants, UpdateSequence, reserve_update
-from services.allocator.state.node_memory import Reserves
-from services.allocator.state.step_context import StepContext
+from services.allocator.columns import PAGE_BYTES, BoolArray, IntArray, Reserves, per_app, scale_to_fit
+from services.allocator.state.budget import StepContext, claims
 
 STEP_BYTES: Final = 4 << 20
 """A reserve that differs from its target by less than this, or by less than a quarter, is left unchanged."""
@@ -115,16 +111,15 @@ def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
 class ReservePlanner:
     """Plans the reserves of all groups, and remembers which sums the newest plan was made for."""
 
-    def __init__(self, updates: UpdateSequence) -> None:
-        self._updates = updates
+    def __init__(self) -> None:
         self._planned: IntArray = np.zeros(0, dtype=np.int64)
         self._plan_again_ns = 0
 
-    def plan_updates(self, context: StepContext) -> tuple[LimitUpdate, ...]:
-        """Updates that bring the reserves to what the applications can spare, as far as a new plan is due."""
+    def plan_due(self, context: StepContext) -> tuple[IntArray, IntArray] | None:
+        """`plan`: grants that bring reserves to what the applications can spare; None: no new plan is due."""
         if not context.cluster.reserves.in_use.any() or not self._is_due(context):
-            return ()
-        return self.build_updates(context, *plan(context.cluster.reserves, reserve_view(context)))
+            return None
+        return plan(context.cluster.reserves, reserve_view(context))
 
     def _is_due(self, context: StepContext) -> bool:
         """Whether a plan may differ from the previous one: sums changed, a request is pending, or REPLAN_NS passed."""
@@ -138,21 +133,6 @@ class ReservePlanner:
         self._planned, self._plan_again_ns = sums, now_ns + REPLAN_NS
         return True
 
-    def build_updates(self, context: StepContext, index: IntArray, given_bytes: IntArray) -> tuple[LimitUpdate, ...]:
-        """Updates with the cumulative grants ``given_bytes`` to the slots ``index``, one per node and epoch."""
-        node_reserves, fair, updates = context.cluster.reserves, context.fair, []
-        given_of = dict(zip(index.tolist(), given_bytes.tolist(), strict=True))
-        epochs = context.epochs[node_reserves.app]
-        for node, of_node in grouped(index, node_reserves.node):
-            for epoch, mine in grouped(of_node, epochs):
-                update = self._updates.next(epoch, context.time.wall_ns)
-                given = [given_of[row] for row in mine.tolist()]
-                grants = ReserveGrants(mine, given, context.table.max_memory_bytes, fair)
-                updates.append(reserve_update(context.cluster, node, grants, update))
-                node_reserves.record_update(mine, np.array(given, dtype=np.int64), update.seq, context.time.now_ns)
-                node_reserves.share_bytes[mine] = fair.share_bytes[node_reserves.app[mine]]
-        return tuple(updates)
-
 
 def reserve_view(context: StepContext) -> ReserveView:
     """The inputs of a plan."""
@@ -160,7 +140,7 @@ def reserve_view(context: StepContext) -> ReserveView:
     count, pools, fair = len(node_reserves.app), context.holdings.pools, context.fair
     shares = rows.admitted & table.known[rows.app] & ~table.observe_only[rows.app]
     unfenced = np.bincount(rows.reserve, ~rows.fenced, count) > 0
-    claimed = claims(guaranteed_bytes(context), context.holdings.limit_bytes) * shares
+    claimed = claims(context.guaranteed_bytes, context.holdings.limit_bytes) * shares
     return ReserveView(
         pool_bytes=context.free_bytes + pools.reserved_bytes,
         free_bytes=context.free_bytes,
@@ -172,74 +152,4 @@ def reserve_view(context: StepContext) -> ReserveView:
         reachable=context.eligible[node_reserves.app] & ~unfenced & context.node_seen[node_reserves.node],
         node_headroom_bytes=context.node_headroom,
         now_ns=context.time.now_ns,
-    )
-
-
-def guaranteed_bytes(context: StepContext) -> IntArray:
-    """Guaranteed limit of each container, shape (N,)."""
-    rows = context.cluster.rows
-    used = np.maximum(rows.memory_usage_bytes - rows.memory_reclaimable_bytes, 0)
-    return context.fair.guaranteed(rows.app, used)
-
-
-@dataclass(slots=True)
-class MemoryRequester:
-    """The container that a memory request is for."""
-
-    exempt: list[int]
-    """Rows whose limits are not decreased for it: its own, if known."""
-    within_bytes: int
-    """Bytes below its fair share; an unknown container counts as having nothing."""
-    floor_bytes: IntArray
-    """Per row: no limit is decreased below it for this request."""
-    remark: str = ""
-    """Sentence for a refusal, where it is above its share."""
-
-
-def requester(context: StepContext, found: list[int | None], app: int) -> MemoryRequester:
-    """The requesting container, in rows ``found``, and what its fair share allows."""
-    rows, share_bytes = context.cluster.rows, int(context.fair.share_bytes[app])
-    exempt = [row for row in found if row is not None]
-    limit_bytes = int(context.holdings.limit_bytes[exempt].sum())
-    if limit_bytes < share_bytes:
-        return MemoryRequester(exempt, share_bytes - limit_bytes, np.zeros(rows.count, dtype=np.int64))
-    guaranteed, others = guaranteed_bytes(context), (rows.app == app) & rows.admitted
-    others[exempt] = False
-    claimed_bytes = int(claims(guaranteed, rows.memory_usage_bytes)[others].sum())
-    return MemoryRequester(exempt, 0, guaranteed, explain_above_share(limit_bytes, share_bytes, claimed_bytes))
-
-
-def reclaim_in_flight(context: StepContext, app: int, group: int, node: int | None = None) -> int:
-    """Bytes being reclaimed: decreased limits and reserves whose acknowledgement is outstanding.
-
-    ``group``, the slot that requests them, does not count itself. With ``node`` only of that node.
-    """
-    rows, node_reserves = context.cluster.rows, context.cluster.reserves
-    mine = (rows.app == app) & rows.admitted & ~rows.acked & ((node is None) | (rows.node == node))
-    cuts = np.maximum(context.holdings.limit_bytes - rows.limit_ordered_bytes, 0)[mine]
-    lowered = node_reserves.in_use & ~node_reserves.acked & (node_reserves.app == app)
-    lowered &= (node is None) | (node_reserves.node == node)
-    lowered[group] = False
-    returned = np.maximum(node_reserves.granted_total_bytes - node_reserves.inflight_bytes, 0)[lowered]
-    return int(cuts.sum()) + int(returned.sum())
-
-
-def explain_exhausted(context: StepContext, app: int) -> str:
-    """Why a memory request is refused: the application's memory is in use."""
-    name, pools = context.cluster.apps[app], context.holdings.pools
-    limit_bytes = int(context.table.memory_limit_bytes[app])
-    reserved = int(pools.reserved_bytes[app])
-    return (
-        f"{name} may use {limit_bytes >> 20} MiB: its {int(pools.containers[app])} containers hold "
-        f"{(int(pools.limit_committed_bytes[app]) - reserved) >> 20} MiB and use it, {reserved >> 20} MiB are reserves"
-    )
-
-
-def explain_above_share(limit_bytes: int, share_bytes: int, claimed_bytes: int) -> str:
-    """Addition for a container above its fair share; empty where others have no claims."""
-    if claimed_bytes < 1 << 20:
-        return ""
-    return (
-        f"; it has {limit_bytes >> 20} MiB, its fair share is {share_bytes >> 20} MiB: "
-        f"{claimed_bytes >> 20} MiB are kept for containers below theirs"
     )

@@ -13,9 +13,10 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.reasons import Reason
 from services.allocator.columns import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, UNLIMITED, BoolArray, IntArray, Reasons, Rows
-from services.allocator.state.node_memory import INITIAL_LIMIT_SHARE, counted_bytes
-from services.allocator.state.step_context import PendingCapacity, StepContext
+from services.allocator.state.budget import StepContext, counted_bytes
 
+INITIAL_LIMIT_SHARE = 4
+"""An initial limit takes at most this part (1/n) of its node's headroom, unless usage needs more."""
 RETRY_STEPS = 10
 """Retries before a refusal is published: a decrease takes at most three steps."""
 
@@ -113,35 +114,14 @@ def admit(capacity: Capacity, pending: PendingContainer) -> Admission | Admissio
     )
 
 
-def capacity_for_pending(context: StepContext, waiting: BoolArray) -> PendingCapacity:
-    """What pending containers, the rows ``waiting``, and announced ones that have not started will need."""
-    cluster, table, holdings = context.cluster, context.table, context.holdings
-    rows, joined = cluster.rows, holdings.pools.containers
-    missing = np.maximum(table.announced - joined, 0)
-    needed = PendingCapacity(missing * table.initial_quota_us, missing * table.initial_memory_bytes)
-    pending = np.flatnonzero(waiting & ~table.observe_only[rows.app])
-    for app in np.unique(rows.app[pending]).tolist():
-        spec, mine = cluster.specs[cluster.apps[app]], pending[rows.app[pending] == app]
-        count = max(int(joined[app]) + len(mine), int(table.announced[app]))
-        unannounced = max(len(mine) - int(missing[app]), 0)
-        usage = int((rows.memory_usage_bytes[mine] + MARGIN_BYTES).sum())
-        quota_us = needed.quota_us[app] + unannounced * spec.initial_quota_us(count)
-        limit_bytes = max(needed.limit_bytes[app] + unannounced * spec.initial_memory_bytes(count), usage)
-        # Limits that they came with are committed already.
-        needed.quota_us[app] = max(quota_us - holdings.quota_us[mine].sum(), 0)
-        needed.limit_bytes[app] = max(limit_bytes - holdings.limit_bytes[mine].sum(), 0)
-    return needed
-
-
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A container with its initial limits."""
 
     row: int
     limits: Admission
-    capacity: Capacity | None = None
-    """None in mode `observe`, where nothing is sent."""
-    pending: PendingContainer | None = None
+    capacity: Capacity
+    pending: PendingContainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +139,11 @@ def admit_pending(context: StepContext, ready: IntArray) -> tuple[list[Admitted]
     left, rows = _Left.of(context), context.cluster.rows
     admitted: list[Admitted] = []
     refused: list[PendingRefusal] = []
-    for row in ready.tolist():
-        if context.table.observe_only[rows.app[row]]:
-            admitted.append(Admitted(row, _observed_limits(context, row, left.joined(row) + 1)))
-            left.admitted[row] = True
-            continue
+    # Observed containers that have limits keep them, so those without share what these leave.
+    last = rows.observe_only[ready] & ((rows.quota_us[ready] < 0) | (rows.limit_bytes[ready] < 0))
+    for row in ready[np.argsort(last, kind="stable")].tolist():
         capacity, pending = left.capacity(row), left.container(row)
-        answer = admit(capacity, pending)
+        answer = _observed(rows, row, capacity, pending) if rows.observe_only[row] else admit(capacity, pending)
         if isinstance(answer, AdmissionRefusal):
             report = answer.permanent or int(rows.refusals[row]) + 1 >= RETRY_STEPS
             refused.append(PendingRefusal(row, answer.reason, report))
@@ -183,11 +161,9 @@ def apply_admissions(
         row, limits = case.row, case.limits
         rows.quota_ordered_us[row], rows.limit_ordered_bytes[row] = limits.quota_us, limits.limit_bytes
         rows.admitted[row], rows.refusals[row] = True, 0
-        if case.capacity is None or case.pending is None:
-            continue
-        # It is sent in this step.
-        rows.quota_inflight_us[row] = max(int(rows.quota_inflight_us[row]), limits.quota_us)
-        rows.limit_inflight_bytes[row] = max(int(rows.limit_inflight_bytes[row]), limits.limit_bytes)
+        if not rows.observe_only[row]:  # it is sent in this step
+            rows.quota_inflight_us[row] = max(int(rows.quota_inflight_us[row]), limits.quota_us)
+            rows.limit_inflight_bytes[row] = max(int(rows.limit_inflight_bytes[row]), limits.limit_bytes)
         for why, share, free in (
             (reasons[0], case.pending.share_us, case.capacity.cpu_free_us),
             (reasons[1], case.pending.share_bytes, case.capacity.memory_free_bytes),
@@ -273,14 +249,17 @@ class _Left:
         )
 
 
-def _observed_limits(context: StepContext, row: int, count: int) -> Admission:
-    """Mode `observe`: begin with the limits that the container has, or with its equal share."""
-    cluster = context.cluster
-    rows, spec = cluster.rows, cluster.specs[cluster.apps[int(cluster.rows.app[row])]]
+def _observed(rows: Rows, row: int, capacity: Capacity, pending: PendingContainer) -> Admission:
+    """Mode `observe`: begin with the limits that the container has, or with its equal share of what is free.
+
+    Nothing is set, so nothing is refused: at least the minimum, and what is in use.
+    """
     quota_us, limit_bytes = int(rows.quota_us[row]), int(rows.limit_bytes[row])
+    least_bytes = _pages_up(max(pending.min_bytes, pending.usage_bytes + MARGIN_BYTES))
+    share_bytes = min(pending.share_bytes, capacity.memory_free_bytes) // PAGE_BYTES * PAGE_BYTES
     return Admission(
-        spec.initial_quota_us(count) if quota_us == UNLIMITED else quota_us,
-        spec.initial_memory_bytes(count) if limit_bytes == UNLIMITED else limit_bytes,
+        max(min(pending.share_us, capacity.cpu_free_us), pending.min_us) if quota_us == UNLIMITED else quota_us,
+        max(share_bytes, least_bytes) if limit_bytes == UNLIMITED else limit_bytes,
     )
 
 

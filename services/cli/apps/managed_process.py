@@ -22,9 +22,9 @@ from services._host.cgroupfs import (
     detect,
     managed_directory,
 )
+from services._runtime.child_process import die_with_parent
 from services._runtime.command.errors import CommandError, UnavailableError, UsageError
 from services._runtime.command.output import print_note
-from services._runtime.parent_death import die_with_parent
 
 FORWARDED_SIGNALS: Final = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from services._runtime.child_process import die_with_parent, wait_or_kill
 from services._runtime.command.errors import ExitCode, ServiceDiedError
-from services._runtime.parent_death import die_with_parent
 from services._runtime.service.interpreter import isolated_command
 from services._runtime.service.settings import CommonSettings
 
@@ -32,7 +32,7 @@ LOG_TAIL_LINES: Final = 20
 _OTHER_SERVERS: Final = ("NATS_", "TURNBUCKLE_NATS_")
 _USER_ERROR_CODES: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
 """Exit codes of a service for errors that the user can fix: `up` ends with the same."""
-_REFUSALS: Final = frozenset({"start_failed", "bus_unusable"})
+_REFUSALS: Final = frozenset({"start_failed", "settings_unusable", "bus_unusable"})
 """Events of a service's log whose `error` is written for the user."""
 
 
@@ -90,6 +90,8 @@ class Supervisor:
     run_directory: Path
     nats_url: str
     command: Callable[[str], list[str]] = service_command
+    ready_timeout_s: float = READY_TIMEOUT_S
+    """How long each service may take until it is ready."""
     children: list[ChildService] = field(default_factory=list)
 
     async def start(self, service: str, environment: Mapping[str, str]) -> ChildService:
@@ -98,7 +100,7 @@ class Supervisor:
         Again: another process of it, with a log of its own (``<service>-2.log``).
 
         Raises:
-            ServiceDiedError: it ended, or is not ready within `READY_TIMEOUT_S`; holds the end of its log.
+            ServiceDiedError: it ended, or is not ready within `ready_timeout_s`; holds the end of its log.
         """
         number = 1 + sum(child.service == service for child in self.children)
         name = service if number == 1 else f"{service}-{number}"
@@ -109,7 +111,7 @@ class Supervisor:
         )
         child = ChildService(service, name, log_file, health_port, process)
         self.children.append(child)
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + self.ready_timeout_s
         last_answer = "it does not answer"
         while time.monotonic() < deadline:
             if child.process.poll() is not None:
@@ -119,7 +121,8 @@ class Supervisor:
                 return child
             last_answer = answer[1].strip() if answer else last_answer
             await asyncio.sleep(POLL_S)
-        raise ServiceDiedError(f"{name} was not ready within {READY_TIMEOUT_S:g} s: {last_answer}\n{child.log_tail()}")
+        within = f"within {self.ready_timeout_s:g} s"
+        raise ServiceDiedError(f"{name} was not ready {within}: {last_answer}\n{child.log_tail()}")
 
     def check(self) -> list[str]:
         """One sentence per process that has ended since the last call and whose service has another process.
@@ -151,11 +154,7 @@ class Supervisor:
         if child.process.poll() is not None:
             return
         child.process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.to_thread(child.process.wait, STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            await asyncio.to_thread(child.process.wait)
+        await asyncio.to_thread(wait_or_kill, child.process, STOP_TIMEOUT_S)
 
     def _spawn(self, name: str, log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         # These services use the server started here only, also where the user's shell names another one.

@@ -10,7 +10,7 @@ from typing import Any
 
 from services._runtime.command.connection import CliSettings, quiet_logs
 from services._runtime.command.errors import BadFileError
-from services._runtime.service.settings import SettingsError
+from services._runtime.settings_error import SettingsError
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
 from services._runtime.telemetry.tracing import span

@@ -52,6 +52,12 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     maker: Annotated[
         Literal["auto", "docker", "processes"], typer.Option("--containers", help="What the demo's containers are.")
     ] = "auto",
+    ready_timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--ready-timeout", min=1, metavar="SECONDS", help="How long each process may take to start; default: 30."
+        ),
+    ] = None,
 ) -> None:
     """Start NATS, allocators and agent, each its own process, and run until Ctrl-C (twice: at once).
 
@@ -61,10 +67,12 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     """
     from services._runtime.command.connection import find_server  # noqa: PLC0415 - quick --help
     from services.cli.apps.top import show_live  # noqa: PLC0415 - quick --help
+    from services.cli.toolkit.supervisor import READY_TIMEOUT_S  # noqa: PLC0415 - quick --help
     from services.cli.up.run_directory import hold_run_directory  # noqa: PLC0415 - quick --help
     from services.cli.up.up_run import UpOptions, UpRun, run_up  # noqa: PLC0415
 
-    options = UpOptions(demo, seconds, simulate, port, store, policy, maker, allocators)
+    timeout_s = READY_TIMEOUT_S if ready_timeout_s is None else ready_timeout_s
+    options = UpOptions(demo, seconds, simulate, port, store, policy, maker, allocators, timeout_s)
     root = find_server(None, None).root
     watchable = not as_json and not no_live and sys.stdout.isatty()
     with hold_run_directory(store) as directory:

@@ -25,7 +25,7 @@ from services._runtime.command.output import print_note
 from services.agent.commands import host_environment, managed_root, read_write_counts
 from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
-from services.cli.toolkit.supervisor import ChildService, Supervisor
+from services.cli.toolkit.supervisor import READY_TIMEOUT_S, ChildService, Supervisor
 from services.cli.up.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_demo
 from services.cli.up.demo_processes import ProcessWorkload
 from services.cli.up.demo_report import RunFacts, WriteCounts, build_report
@@ -51,6 +51,8 @@ class UpOptions:
     maker: str = "auto"
     """The demo's containers: auto, docker or processes."""
     allocators: int = 1
+    ready_timeout_s: float = READY_TIMEOUT_S
+    """How long NATS and each service may take to start."""
 
 
 @dataclass(slots=True)
@@ -131,10 +133,11 @@ async def run_up(run: UpRun, view: LiveView | None) -> None:
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(_embedded_nats(run))
         run.nats_url = nats.url
-        supervisor = Supervisor(run.directory, nats.url)
+        supervisor = Supervisor(run.directory, nats.url, ready_timeout_s=options.ready_timeout_s)
         stack.push_async_callback(supervisor.stop_all)
         _handle_signals(run.stop, supervisor)
-        bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,), root=run.root)))
+        bus_options = BusOptions(servers=(nats.url,), root=run.root)
+        bus = await stack.enter_async_context(connected(bus_options, within_s=options.ready_timeout_s))
         # Messages during shutdown are not counted.
         await subscribe_sinks(bus, lambda: () if run.stop.is_set() else (run.live, run.recording))
         await stack.enter_async_context(bus.bucket(LEASES).watch(lease_watcher(run.live)))
@@ -160,6 +163,7 @@ async def _embedded_nats(run: UpRun) -> Any:
     wanted, store = run.options.port, run.options.store
     for port in range(wanted, wanted + PORTS_TRIED):
         server = EmbeddedNats(port=port, store_directory=store.absolute() / "jetstream" if store else None)
+        server.ready_timeout_s = run.options.ready_timeout_s
         try:
             await server.start()
         except PortTakenError:

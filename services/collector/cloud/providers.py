@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from services._runtime.service.install_hint import package_missing
+from services._runtime.install_hint import package_missing
 from services.collector.cloud.ports import Billing, CloudForbiddenError, TrainingCloud
 from services.collector.settings import CollectorSettings
 

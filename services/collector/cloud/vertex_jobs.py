@@ -19,6 +19,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
+from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
 from services.collector.cloud.cloud_jobs import CloudJob
 from services.collector.cloud.grid import GridFile, JobRequest, job_requests
@@ -34,11 +35,9 @@ from services.collector.tool import (
     BadDataError,
     UnavailableError,
     default_directory,
-    emit,
     number_within,
     publish_to_bus,
     run_tool,
-    say,
 )
 from services.collector.validation_errors import error_lines
 from services.collector.write_ahead_log import Journal

@@ -19,9 +19,10 @@ from typing import Final
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
+from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
+from services._runtime.install_hint import package_missing
 from services._runtime.record_files import JobFileError, read_job_file, write_job_file
-from services._runtime.service.install_hint import package_missing
 from services.collector.emulator.campaign import Campaign, Progress, campaign_name, machine_cores
 from services.collector.emulator.checking import compare, never_measured, read_predictions, table
 from services.collector.emulator.figures import markdown
@@ -35,11 +36,9 @@ from services.collector.tool import (
     BadDataError,
     UnavailableError,
     default_directory,
-    emit,
     number_within,
     publish_to_bus,
     run_tool,
-    say,
 )
 from services.collector.write_ahead_log import Journal, read_journal
 

@@ -10,9 +10,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas.jobs import TaskFeatures
+from services._runtime.child_process import wait_or_kill
+from services._runtime.command.tool_events import say
 from services._runtime.service.interpreter import isolated_command
 from services.collector.emulator.run_request import RunOutcome, RunRequest
-from services.collector.tool import ToolError, UnavailableError, say
+from services.collector.tool import ToolError, UnavailableError
 
 _MODULE: Final = "services.collector.emulator.fork_server"
 _END_S: Final = 20.0
@@ -87,9 +89,5 @@ class ForkServer:
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        wait_or_kill(self._process, _END_S)
         self._process.stdout.close()

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from schemas.jobs import TaskFeatures
+from services._runtime.command.tool_events import emit
 from services._runtime.command.tool_parser import ToolParser
-from services._runtime.service.install_hint import package_missing
+from services._runtime.install_hint import package_missing
 from services.collector.profiler.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
-from services.collector.tool import EXIT_OK, BadDataError, UnavailableError, UsageError, emit, run_tool
+from services.collector.tool import EXIT_OK, BadDataError, UnavailableError, UsageError, run_tool
 
 if TYPE_CHECKING:
     from services.collector.profiler.torch_features import ModuleFeatures

@@ -13,6 +13,7 @@ from typing import Final
 from schemas.runs import RunEnd, RunProfile, RunSample
 from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus.api import Bus
+from services._runtime.command.tool_events import emit
 from services.collector.profiler.options import LocalRunPlan
 from services.collector.profiler.progress import Pace, ProgressReader
 from services.collector.profiler.rate import with_estimates
@@ -21,7 +22,6 @@ from services.collector.profiler.series import Recording, Usage, series_of
 from services.collector.profiler.worker_environment import MASTER
 from services.collector.profiler.worker_output import OutputFile
 from services.collector.profiler.workers import LocalWorkers, Worker
-from services.collector.tool import emit
 
 _STOPPERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

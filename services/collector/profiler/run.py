@@ -28,6 +28,7 @@ from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
 from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus
+from services._runtime.command.tool_events import emit, say
 from services.collector.profiler.options import LocalRunPlan, parse
 from services.collector.profiler.rate import Rate, rate_of, whole_run_of
 from services.collector.profiler.rate_text import rate_sentence
@@ -44,9 +45,7 @@ from services.collector.tool import (
     BadDataError,
     UnavailableError,
     UsageError,
-    emit,
     run_tool,
-    say,
 )
 from services.collector.write_ahead_log import Journal
 

@@ -21,6 +21,7 @@ from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
+from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
 from services._runtime.record_files import JobFileError, is_job_file, read_job_file
 from services.collector.settings import CollectorSettings
@@ -31,10 +32,8 @@ from services.collector.tool import (
     BadDataError,
     UsageError,
     default_directory,
-    emit,
     publish_to_bus,
     run_tool,
-    say,
 )
 from services.collector.transfer.exporting import export_records
 from services.collector.transfer.importing import Imported, MappingError, import_table, read_mapping

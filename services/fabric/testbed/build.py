@@ -10,7 +10,7 @@ from services._host.kernel_support import CannotTryError, missing_features
 from services._host.netns import NETNS_DIRECTORY
 from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric.paths import FabricPaths
-from services.fabric.testbed import frr_daemons, hosts, network, sidecars, state_file
+from services.fabric.testbed import frr_daemons, hosts, network, processes, state_file
 from services.fabric.testbed.state_file import LabState
 from services.fabric.testbed.topology import DualTor, LabSettings
 
@@ -33,7 +33,7 @@ def begin(settings: LabSettings, progress: Progress) -> LabState:
     if settings.reconciler:
         _check_kernel()
     if taken := [name for name in DualTor.of(settings).namespaces if state_file.inode_of(name) is not None]:
-        raise CommandError(f"namespaces that are not ours have its names: {', '.join(taken)}; choose another --prefix")
+        raise CommandError(f"other namespaces have its names: {', '.join(taken)}; choose another --prefix")
     realtime = settings.realtime and frr_daemons.realtime_permitted()
     if settings.realtime and not realtime:
         progress("real-time scheduling is not permitted: outages are longer, and BFD may flap")
@@ -97,7 +97,7 @@ def remove(state: LabState, progress: Progress) -> list[str]:
     """
     topology = DualTor.of(state.settings)
     left: list[str] = []
-    sidecars.stop(state.processes)
+    processes.end(state.processes)
     frr_daemons.stop(topology.routers)
     progress("processes ended")
     for netns, inode in state.namespaces.items():
@@ -105,7 +105,7 @@ def remove(state: LabState, progress: Progress) -> list[str]:
         if found is None:
             continue
         if inode is not None and found != inode:
-            left.append(f"namespace {netns} is another one now, and not ours")
+            left.append(f"namespace {netns} is another one now, not made by this lab")
             continue
         left += [f"process {pid} ({name}) still lives in what was {netns}" for pid, name in _processes_in(netns)]
         network.remove_namespace(netns)

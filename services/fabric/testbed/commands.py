@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_json, print_note, stdout_console
+from services.fabric.model import Bfd
 from services.fabric.testbed.faults import Direction, Fault, FaultKind, alternating, repeated
-from services.fabric.testbed.topology import Bfd, LabSettings
+from services.fabric.testbed.topology import LabSettings
 
 lab_app = typer.Typer(
     no_args_is_help=True,
@@ -112,7 +113,7 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     settings = _settings({**given, "fast_path": fast_path, "reconciler": reconciler}, bfd)
     lab = Lab.up(settings, print_note)
     if as_json:
-        print_json(_status(lab))
+        print_json(lab.status())
     else:
         stdout_console().print(f"lab {prefix}: {hosts} hosts, ready after {lab.ready_after_s:.1f} s")
         stdout_console().print(f"try: ip netns exec {lab.topology.hosts[0].application_netns} ping -c 3 172.16.0.2")
@@ -137,7 +138,7 @@ def status_command(topology: TopologyArgument, *, prefix: PrefixOption = "tb", a
     """Show paths, daemons and faults of the lab."""
     from services.fabric.testbed.lab import Lab  # noqa: PLC0415 - quick --help
 
-    status = _status(Lab.attach(prefix))
+    status = Lab.attach(prefix).status()
     if as_json:
         print_json(status)
         return
@@ -218,8 +219,7 @@ def meter_command(  # noqa: PLR0913 - a command's options are its parameters
     successive packets that arrived; the floor is what is shown without a fault.
     """
     from services.fabric.testbed.lab import Lab  # noqa: PLC0415 - quick --help
-    from services.fabric.testbed.measuring import measure_faults, measure_floor, plain  # noqa: PLC0415
-    from services.fabric.testbed.meter import OutageMeter  # noqa: PLC0415
+    from services.fabric.testbed.meter import OutageMeter, measure_faults, measure_floor, plain  # noqa: PLC0415
 
     lab = Lab.attach(prefix)
     with OutageMeter(lab, flows=flows, rate_hz=rate_hz) as meter:
@@ -252,12 +252,6 @@ def _run_schedule(lab: Any, series: Iterator[Fault], timing: Any) -> None:
             signal.signal(number, lambda *_: schedule.stop())
     schedule.run()
     print_note(f"{len(schedule.occurrences)} faults, all restored")
-
-
-def _status(lab: Any) -> dict[str, Any]:
-    from services.fabric.testbed.measuring import status_of  # noqa: PLC0415 - quick --help
-
-    return status_of(lab)
 
 
 for _name, _command, _examples in (

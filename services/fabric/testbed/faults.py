@@ -24,7 +24,7 @@ class FaultKind(StrEnum):
     LINK_DOWN = "link-down"
     """The switch's port of one host goes down: the host sees the carrier vanish."""
     BLACKHOLE = "blackhole"
-    """The switch's port of one host drops silently: nobody sees a carrier change."""
+    """The switch's port of one host drops silently, without a carrier change."""
     SWITCH_DEAD = "switch-dead"
     """All processes of a switch are killed and all its links go down."""
     ISL_LOST = "isl-lost"

@@ -5,19 +5,16 @@ The fabric starts them, those of switches too (`hosts`).
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services._runtime.command.errors import CommandError
-from services.fabric.layout import DAEMON_PRIORITIES
+from services.fabric.frr_text import DAEMON_PRIORITIES
 from services.fabric.paths import FrrPaths
+from services.fabric.testbed.processes import StartedProcess, end, start_ticks
 
 _PATHS: Final = FrrPaths()
 BINARIES: Final = Path(_PATHS.binaries)
@@ -25,8 +22,6 @@ CONFIGURATION: Final = Path(_PATHS.configuration)
 RUNTIME: Final = Path(_PATHS.runtime)
 USER: Final = "frr"
 DAEMONS: Final = tuple(DAEMON_PRIORITIES)
-_STOP_TIMEOUT_S: Final = 3.0
-_POLL_S: Final = 0.02
 
 
 def missing() -> str | None:
@@ -64,12 +59,8 @@ def stop(namespaces: Iterable[str], *, at_once: bool = False) -> None:
     Raises:
         CommandError: one does not end.
     """
-    pids = {pid: f"{daemon} of {netns}" for (netns, daemon), pid in _living(namespaces).items()}
-    _signal(pids, signal.SIGKILL if at_once else signal.SIGTERM)
-    left = _wait_for_end(pids, _STOP_TIMEOUT_S)
-    _signal(left, signal.SIGKILL)
-    if left := _wait_for_end(left, _STOP_TIMEOUT_S):
-        raise CommandError(f"does not end: {', '.join(left.values())}")
+    found = [(f"{daemon} of {netns}", pid, start_ticks(pid)) for (netns, daemon), pid in _living(namespaces).items()]
+    end([StartedProcess(name=name, pid=pid, start_ticks=ticks) for name, pid, ticks in found if ticks], at_once=at_once)
 
 
 def _living(namespaces: Iterable[str]) -> dict[tuple[str, str], int]:
@@ -94,28 +85,3 @@ def remove_directories(netns: str) -> None:
     """Remove a node's configuration, sockets and pid files."""
     for directory in (CONFIGURATION / netns, RUNTIME / netns):
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _wait_for_end(pids: Mapping[int, str], within_s: float) -> dict[int, str]:
-    """Those that still live after so long."""
-    deadline = time.monotonic() + within_s
-    left = dict(pids)
-    while left and time.monotonic() < deadline:
-        left = {pid: name for pid, name in left.items() if _is_alive(pid)}
-        if left:
-            time.sleep(_POLL_S)
-    return left
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"

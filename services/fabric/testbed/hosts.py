@@ -11,7 +11,6 @@ from services.fabric.apply import up
 from services.fabric.frr_text import TorSwitch, tor_configuration
 from services.fabric.layout import daemon_resources, priorities
 from services.fabric.machine import Machine
-from services.fabric.model import Bfd as FabricBfd
 from services.fabric.model import Bgp, HostFile
 from services.fabric.nic import Nics
 from services.fabric.paths import FabricPaths
@@ -29,7 +28,7 @@ from services.fabric.transaction import HOST_ERRORS, describe
 VNI: Final = 100
 
 
-def host_file(topology: DualTor, host: HostNode, *, realtime: bool) -> HostFile:
+def host_file(topology: DualTor, host: HostNode, *, realtime: bool = False) -> HostFile:
     """A host's description for the fabric."""
     settings = topology.settings
     return HostFile.model_validate(
@@ -50,7 +49,7 @@ def host_file(topology: DualTor, host: HostNode, *, realtime: bool) -> HostFile:
                     "device": APPLICATION_DEVICE,
                 }
             ],
-            "bfd": None if settings.bfd is None else settings.bfd.model_dump(),
+            "bfd": settings.bfd,
             "bgp": {"keepalive_s": settings.keepalive_s, "hold_s": settings.hold_s},
             "frr": {"pathspace": host.netns, "start": True, "realtime": realtime},
         }
@@ -59,9 +58,8 @@ def host_file(topology: DualTor, host: HostNode, *, realtime: bool) -> HostFile:
 
 def tor_switch(settings: LabSettings, switch: SwitchNode) -> TorSwitch:
     """A switch's description for the fabric."""
-    bfd = None if settings.bfd is None else FabricBfd.model_validate(settings.bfd.model_dump())
     bgp = Bgp(keepalive_s=settings.keepalive_s, hold_s=settings.hold_s)
-    return TorSwitch(switch.name, switch.asn, switch.router_id, switch.ports, bfd, bgp)
+    return TorSwitch(switch.name, switch.asn, switch.router_id, switch.ports, settings.bfd, bgp)
 
 
 def build(topology: DualTor, paths: FabricPaths, *, realtime: bool) -> int:

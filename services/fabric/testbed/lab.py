@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric.testbed import build, connectivity, frr_daemons, sidecars, state_file
@@ -105,7 +105,7 @@ class Lab:
         """Remove everything that `up` has made; returns what had to be left, in sentences.
 
         Raises:
-            CommandError: something of ours cannot be removed.
+            CommandError: something of the lab cannot be removed.
         """
         with state_file.lock_lab(self.settings.prefix):
             return build.remove(self._state, progress)
@@ -199,7 +199,28 @@ class Lab:
     def sidecars(self) -> dict[str, bool]:
         """Fast paths and reconcilers that were started: whether each still lives."""
         self._reload()
-        return {one.name: state_file.start_ticks(one.pid) == one.start_ticks for one in self._state.processes}
+        return {one.name: one.is_alive for one in self._state.processes}
+
+    def status(self) -> dict[str, Any]:
+        """Paths, daemons and faults, as `turnbuckle lab status` shows them."""
+        topology = self.topology
+        return {
+            "prefix": self.settings.prefix,
+            "hosts": self.settings.hosts,
+            "bfd": "off" if self.settings.bfd is None else str(self.settings.bfd),
+            "scheduling": "SCHED_RR" if self.realtime else "normal priority",
+            "ready_after_s": self.ready_after_s,
+            "paths": [
+                {"from": one.name, "to": other.name, "uplinks": sorted(self.next_hops(one.number, other.number))}
+                for one in topology.hosts
+                for other in topology.hosts
+                if one is not other
+            ],
+            "deaf": connectivity.unreachable_pairs(topology),
+            "daemons": {netns: sorted(frr_daemons.running(netns)) for netns in topology.routers},
+            "companions": self.sidecars(),
+            "faults": [str(fault) for fault in self.faults],
+        }
 
     def _unreachable(self) -> list[str]:
         return connectivity.unreachable_pairs(self.topology) + connectivity.unreachable_switches(self.topology)

@@ -1,17 +1,18 @@
 """The outage meter: how long traffic stood still, in send times, so that a late receiver does not count.
 
 with OutageMeter(lab) as meter:
-    measured = meter.measure(lambda switch: Fault.blackhole(1, switch), Aim.OUT)
+    measured = meter.measure(lambda switch: Fault.blackhole(1, switch), FaultTarget.OUT)
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,7 +21,7 @@ from services._host.netns import inside
 from services._host.readiness import readable
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.service.interpreter import isolated_command
-from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.faults import Direction, Fault, FaultKind
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.streams import DirectionReport, StreamPlan, StreamsPlan
 from services.fabric.testbed.topology import SWITCHES, HostNode
@@ -167,7 +168,7 @@ class OutageMeter:
 
         Args:
             fault_at: the fault at a switch.
-            aim: the direction whose uplink is broken.
+            target: the direction whose uplink is broken.
             down_s: least time that the fault lasts.
             over_within_s: time beyond that which the fault lasts while traffic has not come back.
             settle_s: measured after the lifting, once both uplinks carry again.
@@ -251,3 +252,64 @@ def _outage(report: DirectionReport, *, hit: bool) -> Outage:
         report.floor_ns / _NS_PER_MS,
         report.paused_ns / _NS_PER_MS,
     )
+
+
+def measure_floor(meter: OutageMeter, seconds: float) -> dict[str, dict[str, float]]:
+    """What the meter shows without a fault, by direction: longest gap in ms, packets sent and lost."""
+    meter.reset()
+    time.sleep(seconds)
+    return {
+        report.name: {"gap_ms": report.gap_ns / 1e6, "sent": report.sent, "lost": report.sent - report.received}
+        for report in meter.report()
+    }
+
+
+def fault_maker(kind: FaultKind, direction: Direction = Direction.BOTH, host: int = 1) -> Callable[[int], Fault]:
+    """From the number of a switch to the fault there."""
+    return lambda switch: Fault(kind=kind, host=host, switch=switch, direction=direction)
+
+
+def measure_faults(  # noqa: PLR0913, PLR0917 - what the command was given
+    meter: OutageMeter,
+    kind: FaultKind,
+    direction: Direction,
+    count: int,
+    down_s: float,
+    report: Callable[[str], None],
+) -> list[Measurement]:
+    """So many faults, at the uplink that carries out and in, in turn; a one-way blackhole where it swallows."""
+    found = []
+    for number in range(count):
+        target = FaultTarget.OUT if number % 2 == 0 else FaultTarget.IN
+        if kind is FaultKind.BLACKHOLE and direction is not Direction.BOTH:
+            target = FaultTarget.OUT if direction is Direction.FROM_HOST else FaultTarget.IN
+        measured = meter.measure(fault_maker(kind, direction), target, down_s=down_s)
+        hits = ", ".join(f"{one.direction} {one.outage_ms:.1f} ms, {one.lost} lost" for one in measured.hits)
+        report(f"{number + 1} of {count}: {measured.fault}: {hits}; back after {measured.rejoin_s:.1f} s")
+        found.append(measured)
+    return found
+
+
+def plain(
+    meter: OutageMeter, floor: dict[str, dict[str, float]], measurements: Sequence[Measurement]
+) -> dict[str, Any]:
+    """Everything as JSON types, with a summary in words."""
+    lines = [
+        f"floor {name}: {one['gap_ms']:.1f} ms, {one['lost']} of {one['sent']} lost" for name, one in floor.items()
+    ]
+    for name in meter.directions:
+        values = [hit.outage_ms for measured in measurements for hit in measured.hits if hit.direction == name]
+        if values:
+            lines.append(
+                f"outage {name}: {statistics.median(values):.1f} ms"
+                f" ({min(values):.1f}-{max(values):.1f}), n = {len(values)}"
+            )
+    if measurements:
+        gaps = [measured.restore_gap_ms for measured in measurements]
+        lines.append(f"gap at restore: {statistics.median(gaps):.1f} ms ({min(gaps):.1f}-{max(gaps):.1f})")
+    return {
+        "realtime": meter.realtime,
+        "floor": floor,
+        "measurements": [asdict(measured) for measured in measurements],
+        "summary": lines,
+    }

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from services._host.override_tables import PROTOCOL
-from services._runtime.command.errors import CommandError, UnavailableError
+from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services._runtime.service.settings import CommonSettings
+from services.fabric.environment import fast_path_environment, reconciler_environment
 from services.fabric.testbed import state_file
+from services.fabric.testbed.hosts import host_file
 from services.fabric.testbed.netlink import LabNetlink
-from services.fabric.testbed.state_file import LabState, StartedProcess
+from services.fabric.testbed.processes import StartedProcess, start_ticks
+from services.fabric.testbed.state_file import LabState
 from services.fabric.testbed.topology import DualTor, HostNode
 from services.fastpath.settings import FastPathSettings
-from services.reconciler.settings import ReconcilerSettings
 
 _EARLY_EXIT_S: Final = 1.0
 """A service that still runs after this has accepted its settings."""
 _READY_TIMEOUT_S: Final = 30.0
-_STOP_TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.02
 _KEY_BYTES: Final = 32
+_KEY_FILE: Final = FastPathSettings.variable("fabric_key_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def start(topology: DualTor, state: LabState, report_progress: Callable[[str], N
     """
     if state.settings.fast_path:
         key, logs = _make_key(state), _logs(state)
-        _start([_fast_path(host, key, logs) for host in topology.hosts], state, report_progress)
+        _start([_fast_path(topology, host, key, logs) for host in topology.hosts], state, report_progress)
     if state.settings.reconciler:
         start_reconcilers(topology, state, report_progress)
 
@@ -65,7 +65,7 @@ def start_reconcilers(topology: DualTor, state: LabState, report_progress: Calla
     Raises:
         UnavailableError: as `start`.
     """
-    _start([_reconciler(host, _logs(state)) for host in topology.hosts], state, report_progress)
+    _start([_reconciler(topology, host, _logs(state)) for host in topology.hosts], state, report_progress)
 
 
 def _logs(state: LabState) -> Path:
@@ -76,13 +76,13 @@ def _start(wanted: list[_Sidecar], state: LabState, report_progress: Callable[[s
     started = []
     for sidecar in wanted:
         pid = _spawn(sidecar)
-        started.append(StartedProcess(name=sidecar.name, pid=pid, start_ticks=state_file.start_ticks(pid) or 0))
+        started.append(StartedProcess(name=sidecar.name, pid=pid, start_ticks=start_ticks(pid) or 0))
         state.processes.append(started[-1])
         state_file.save(state)
     began_s = time.monotonic()
     while True:
         for sidecar, process in zip(wanted, started, strict=True):
-            if not _is_alive(process):
+            if not process.is_alive:
                 raise UnavailableError(f"{sidecar.name} does not start:\n{_log_tail(sidecar.log)}")
         idle, after_s = [one for one in wanted if not one.is_ready()], time.monotonic() - began_s
         if not idle and after_s >= _EARLY_EXIT_S:
@@ -103,31 +103,6 @@ def _log_tail(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace")[-2_000:]
 
 
-def stop(processes: list[StartedProcess]) -> None:
-    """End them, and wait for it.
-
-    Raises:
-        CommandError: one does not end.
-    """
-    alive = [process for process in processes if _is_alive(process)]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in alive:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, number)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while alive and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-            alive = [process for process in alive if _is_alive(process)]
-    if alive:
-        raise CommandError(f"does not end: {', '.join(process.name for process in alive)}")
-
-
-def _is_alive(process: StartedProcess) -> bool:
-    with suppress(ChildProcessError):  # not our child: `up` was another process
-        os.waitpid(process.pid, os.WNOHANG)
-    return state_file.start_ticks(process.pid) == process.start_ticks
-
-
 def _make_key(state: LabState) -> Path:
     """A key that this lab's fast paths share, readable for root only."""
     path = state_file.directory_of(state.settings.prefix) / "fast-path.key"
@@ -136,31 +111,18 @@ def _make_key(state: LabState) -> Path:
     return path
 
 
-def _fast_path(host: HostNode, key: Path, logs: Path) -> _Sidecar:
-    name = f"fast path of {host.name}"
-    values = {
-        "node": host.netns,
-        "netns": host.netns,
-        "uplinks": ",".join(host.uplinks),
-        "vtep": host.vtep,
-        "frr_pathspace": host.netns,
-        "fabric_key_file": str(key),
-    }
-    environment = {FastPathSettings.variable(field): value for field, value in values.items()}
+def _fast_path(topology: DualTor, host: HostNode, key: Path, logs: Path) -> _Sidecar:
+    environment = fast_path_environment(host_file(topology, host)) | {_KEY_FILE: str(key)}
     log = logs / f"fast-path-{host.name}.log"
+    name = f"fast path of {host.name}"
     return _Sidecar(name, "services.fastpath", environment, log, lambda: fast_path_is_ready(host.netns))
 
 
-def _reconciler(host: HostNode, logs: Path) -> _Sidecar:
-    name = f"reconciler of {host.name}"
-    values = {
-        "node": host.netns,
-        "netns": host.netns,
-        "ports": f"rep0={host.application_mac}",
-        "frr_pathspace": host.netns,
-    }
-    environment = {ReconcilerSettings.variable(field): value for field, value in values.items()}
-    return _Sidecar(name, "services.reconciler", environment, logs / f"reconciler-{host.name}.log")
+def _reconciler(topology: DualTor, host: HostNode, logs: Path) -> _Sidecar:
+    environment = reconciler_environment(host_file(topology, host))
+    return _Sidecar(
+        f"reconciler of {host.name}", "services.reconciler", environment, logs / f"reconciler-{host.name}.log"
+    )
 
 
 def _spawn(sidecar: _Sidecar) -> int:

@@ -18,18 +18,10 @@ from services._host.netns import NETNS_DIRECTORY
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.file_lock import open_lock_file, try_flock
 from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.processes import StartedProcess
 from services.fabric.testbed.topology import LabSettings
 
 DIRECTORY: Final = Path("/run/turnbuckle-lab")
-
-
-class StartedProcess(BaseModel):
-    """A started process, identified by pid and start time, since pids are reused."""
-
-    name: str
-    pid: int
-    start_ticks: int
-    """Field 22 of /proc/<pid>/stat."""
 
 
 class LabState(BaseModel):
@@ -127,12 +119,3 @@ def inode_of(netns: str) -> int | None:
         return (NETNS_DIRECTORY / netns).stat().st_ino
     except FileNotFoundError:
         return None
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None: it does not live."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])

@@ -145,7 +145,7 @@ class _Stream:
         received = 0
         for arrived in self.arrived:
             arrived.sort()
-            times = arrived[bisect_left(arrived, self.reset_ns) :]  # what was under way at the reset is not ours
+            times = arrived[bisect_left(arrived, self.reset_ns) :]  # what was under way at the reset does not count
             received += bisect_left(times, until_ns)
             last = times[-1] if times else begun_ns
             for before, after in pairwise([self.reset_ns, *times]):  # silence from the very beginning is a gap, too

@@ -6,11 +6,12 @@ a network namespace, and each host's application another one, which sees a singl
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from services.fabric.model import Bfd
 
 SWITCHES: Final = (1, 2)
 MAX_HOSTS: Final = 4
@@ -21,36 +22,6 @@ UNDERLAY_MTU_BYTES: Final = 9_000
 APPLICATION_MTU_BYTES: Final = 8_900
 """Room for VXLAN over IPv4: 50 bytes (RFC 7348)."""
 DEFAULT_PREFIX: Final = "tb"
-_BFD_PATTERN: Final = re.compile(r"(\d+)x(\d+)")
-
-
-class Bfd(BaseModel):
-    """Timing of BFD sessions (RFC 5880): a path is dead after `interval_ms` times `multiplier` without a packet."""
-
-    model_config = ConfigDict(frozen=True)
-
-    interval_ms: Annotated[int, Field(ge=10, le=60_000)] = 50
-    multiplier: Annotated[int, Field(ge=2, le=255)] = 3
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From ``50x3``.
-
-        Raises:
-            ValueError: it is written otherwise, or out of range.
-        """
-        found = _BFD_PATTERN.fullmatch(text)
-        if found is None:
-            raise ValueError(f"{text!r} is no BFD timing: write interval in ms and multiplier, such as 50x3")
-        return cls(interval_ms=int(found[1]), multiplier=int(found[2]))
-
-    @property
-    def detection_ms(self) -> int:
-        """The longest that a dead path stays unnoticed."""
-        return self.interval_ms * self.multiplier
-
-    def __str__(self) -> str:
-        return f"{self.interval_ms}x{self.multiplier}"
 
 
 class LabSettings(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from services._host.netlink.objects import Filter, Snapshot, Tunnel
-from services.reconciler.core.plan import managed_filters
+from services.reconciler.core.ownership import managed_filters
 
 _BYTES = 8
 

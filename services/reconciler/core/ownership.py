@@ -14,7 +14,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
-from services._host.netlink.objects import COOKIE_MAGIC, Filter, Snapshot, Tunnel
+from services._host.netlink.objects import COOKIE_MAGIC, ActionKind, Filter, Snapshot, Tunnel
 
 RANGE_START: Final = 0x54000000
 """First managed handle and index. The kernel assigns its own from 1, so automatic numbers do not collide."""
@@ -48,6 +48,29 @@ def is_managed(found: Filter, pref: int) -> bool:
     remains of a run with another `pref`.
     """
     return found.managed and ((found.pref == pref and found.chain == 0) or in_range(found.handle))
+
+
+def managed_filters(snapshot: Snapshot, pref: int) -> tuple[Filter, ...]:
+    """Managed filters, in order of device, MAC and handle."""
+    # By place, as a row that moved during the dump may be listed twice.
+    by_place = {filter_place(rule): rule for rule in snapshot.filters if is_managed(rule, pref)}
+    return tuple(by_place[place] for place in sorted(by_place))
+
+
+def tunnel_of(rule: Filter) -> Tunnel | None:
+    """A filter's tunnel: that of its last tunnel_key action, if a redirect follows."""
+    tunnel = None
+    for action in rule.actions:
+        if action.kind is ActionKind.TUNNEL_KEY:
+            tunnel = action.tunnel
+        elif action.redirect_to:
+            return tunnel
+    return None
+
+
+def filter_place(rule: Filter) -> tuple[int, str, int, int, int]:
+    """Sort key: device, MAC, then what names a filter on it."""
+    return (rule.ifindex, rule.mac or "", rule.chain, rule.pref, rule.handle)
 
 
 class KnownFilters:

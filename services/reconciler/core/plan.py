@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services._host.netlink.objects import ETH_P_ALL, Action, ActionKind, Clsact, FdbEntry, Filter, Snapshot, Tunnel
+from services._host.netlink.objects import ETH_P_ALL, Action, Clsact, FdbEntry, Filter, Snapshot, Tunnel
 from services.reconciler.core.actions import ActionTable, action_table
 from services.reconciler.core.desired import Desired, Rule
 from services.reconciler.core.operation import Operation, OperationKind, Phase
-from services.reconciler.core.ownership import RANGE_START, free_number, is_managed
+from services.reconciler.core.ownership import RANGE_START, filter_place, free_number, managed_filters, tunnel_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +78,6 @@ def flush(snapshot: Snapshot, pref: int) -> tuple[Operation, ...]:
     )
 
 
-def managed_filters(snapshot: Snapshot, pref: int) -> tuple[Filter, ...]:
-    """Managed filters, in order of device, MAC and handle."""
-    # By place, as a row that moved during the dump may be listed twice.
-    return tuple(
-        rule for _, rule in sorted({_place(rule): rule for rule in snapshot.filters if is_managed(rule, pref)}.items())
-    )
-
-
-def tunnel_of(rule: Filter) -> Tunnel | None:
-    """A filter's tunnel: that of its last tunnel_key action, if a redirect follows."""
-    tunnel = None
-    for action in rule.actions:
-        if action.kind is ActionKind.TUNNEL_KEY:
-            tunnel = action.tunnel
-        elif action.redirect_to:
-            return tunnel
-    return None
-
-
-def _place(rule: Filter) -> tuple[int, str, int, int, int]:
-    return (rule.ifindex, rule.mac or "", rule.chain, rule.pref, rule.handle)
-
-
 def _prerequisites(snapshot: Snapshot, wanted: Desired) -> list[Operation]:
     """Missing clsact qdiscs and static entries."""
     writes = [
@@ -163,7 +140,7 @@ class _Filters:
             place = (rule_wanted.ifindex, rule_wanted.mac)
             tunnels[place] = rule_wanted.tunnel
             self._one(rule_wanted, found.pop(place, None))
-        for rule in sorted((*left, *found.values()), key=_place):
+        for rule in sorted((*left, *found.values()), key=filter_place):
             self._delete(rule, tunnels.get((rule.ifindex, rule.mac or "")))
 
     def _one(self, rule: Rule, found: Filter | None) -> None:

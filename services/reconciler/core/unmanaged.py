@@ -34,7 +34,11 @@ def conflicts_on(port: Link, rules: Iterable[Filter], macs: Collection[str], pre
         )
         return Conflicts(closed=True, problems=(conflict,))
     taken = frozenset(rule.mac for rule in holders if rule.mac in macs and rule.mac is not None)
-    problems = [*_matched_by_others(port, taken, pref), *_shadows(port, others, macs, pref)]
+    problems = [
+        *_matched_by_others(port, taken, pref),
+        *_wider_matches(port, holders, macs, pref),
+        *_shadows(port, others, macs, pref),
+    ]
     return Conflicts(taken=taken, problems=tuple(problems))
 
 
@@ -50,6 +54,17 @@ def _matched_by_others(port: Link, macs: frozenset[str], pref: int) -> list[Prob
         return []
     what = f"unmanaged rules match these MACs at preference {pref}, so managed ones are left out"
     return [problem(ProblemKind.RULE_TAKEN, port.name, what, "delete them, or choose another pref", macs)]
+
+
+def _wider_matches(port: Link, holders: list[Filter], macs: Collection[str], pref: int) -> list[Problem]:
+    """Rules that share the preference and match more, or something else, than one MAC.
+
+    Flower takes both. Of rules with different masks the one whose mask came first wins (fl_classify in cls_flower.c).
+    """
+    if not macs or all(rule.mac is not None for rule in holders):
+        return []
+    what = f"unmanaged rules at preference {pref} match more than one MAC: the older rule wins"
+    return [problem(ProblemKind.SHADOWED, port.name, what, "delete them, or choose another pref")]
 
 
 def _shadows(port: Link, others: list[Filter], macs: Collection[str], pref: int) -> list[Problem]:

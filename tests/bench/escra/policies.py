@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Final, Literal, TypeAlias
 
-from services.allocator.cpu import dead_band as damping
 from services.allocator.cpu import escra as policy_escra
+from services.allocator.cpu import pipeline as damping
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.memory import policy as memory
 
@@ -22,7 +22,7 @@ Family: TypeAlias = Literal["none", "static", "autopilot", "vpa", "captain", "es
 TIME_COMPRESSION: Final = 10
 """`vpa` and `autopilot-60s` act every 6 s instead of every minute, and remember a tenth as long: a run of some ten
 seconds shows how they act. Printed wherever they are shown. A day of `vpa` is one minute: `peers.vpa`."""
-_FIXED: Final = frozenset({"PAGE_BYTES", "RECLAIM_BYTES", "MAX_WINDOW"})
+_FIXED: Final = frozenset({"PAGE_BYTES", "PERIOD_US", "RECLAIM_BYTES", "MAX_WINDOW", "UNLIMITED"})
 """Constants that others import by name or that shape arrays: setting them in their module would do half of it."""
 SPEC_PARAMETERS: Final = ("kappa", "gamma", "upsilon", "window", "delta")
 """Fields of `AppSpec` that a variant of ours may override."""

@@ -1,7 +1,7 @@
 """Who predicts well, and whose choice is good: without leaks.
 
 Protocol (i): a random fifth of the rows is held out, repeats of a configuration together. Protocol (ii): every task is
-left out in turn. In both, the reference configuration's own row (`Table.is_anchor`) is trained on but never scored,
+left out in turn. In both, the reference configuration's own row (`Table.is_reference`) is trained on but never scored,
 and rows that are asked about come without their outcomes. Thresholds are tuned inside the training tasks.
 """
 
@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from sklearn.model_selection import GroupShuffleSplit
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray, TextArray
 from services.advisor.core.table import Table
+from services.advisor.models.baselines.regressor_model import Fitted, Regressor
 from services.advisor.models.labels import top_labels
-from services.advisor.models.metrics import regret
-from services.advisor.models.model import (
+from tests.bench.evaluation.metrics import regret
+from tests.bench.evaluation.protocols import (
     FitsValidated,
-    Fitted,
     FittedFeasibility,
     FittedIntervals,
     FittedRanker,
     Ranker,
-    Regressor,
     Sequential,
     ranking_of,
 )
@@ -48,10 +48,10 @@ class Split:
 def random_split(table: Table, *, seed: int, share: float = 0.2) -> Split:
     """Hold out a share of the rows; repeats of one task's configuration are on the same side."""
     _, group = np.unique(np.char.add(np.char.add(table.task, "\n"), table.configuration_key), return_inverse=True)
-    groups = int(group.max()) + 1
-    held_out = np.random.default_rng(seed).permutation(groups)[: max(1, round(groups * share))]
-    test = np.isin(group, held_out)
-    return Split("random", np.flatnonzero(~test), np.flatnonzero(test))
+    held_out = max(1, round((int(group.max()) + 1) * share))
+    splits = GroupShuffleSplit(1, test_size=held_out, random_state=seed).split(table.features, groups=group)
+    training, test = next(splits)
+    return Split("random", training, test)
 
 
 def leave_one_task_out(table: Table, groups: TextArray | None = None) -> Iterator[Split]:
@@ -82,7 +82,7 @@ def in_groups(splits: Sequence[Split], groups: int) -> list[Split]:
 
 def asked(table: Table, rows: IntArray) -> IntArray:
     """Return which of `rows` are asked about: not the reference configuration's, whose outcome is known before."""
-    return np.asarray(rows[~table.is_anchor[rows]])
+    return np.asarray(rows[~table.is_reference[rows]])
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,13 @@ from typing import Final
 import numpy as np
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.encoder import CATEGORY_MARK, CONFIGURATION, ELSEWHERE, LAYERS, SERIES
-from services.advisor.core.series import SERIES_CHANNELS
+from services.advisor.core.encoder import CATEGORY_MARK, CONFIGURATION, ELSEWHERE, LAYERS, SERIES, SERIES_CHANNELS
 from services.advisor.core.table import Table
-from services.advisor.models import metrics
-from services.advisor.models.model import Fitted
+from services.advisor.models.baselines.regressor_model import Fitted
+from tests.bench.evaluation import metrics
 
 _ALSO_IN: Final = {
-    "config.workers": "workers", "config.price_usd_per_hour": "price_usd_per_hour", "local.time_s": "anchor_time_s",
+    "config.workers": "workers", "config.price_usd_per_hour": "price_usd_per_hour", "local.time_s": "reference_time_s",
 }  # fmt: skip
 """Features that a table holds as arrays, too."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from services.advisor.core.arrays import FloatArray
-from services.advisor.models import metrics
+from tests.bench.evaluation import metrics
 from tests.bench.evaluation.evaluation import Answer
 
 Figures = dict[str, float]

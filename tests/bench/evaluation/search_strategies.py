@@ -12,12 +12,13 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.encoder import CONFIGURATION
-from services.advisor.core.rng import task_rng
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
 from services.advisor.models.baselines.feature_preprocessing import Preprocessing
-from services.advisor.models.gp.acquisition import expected_improvement
-from services.advisor.models.model import FittedRanker, Ranker, Regressor, best_measured, ranking_of, remaining
+from services.advisor.models.baselines.regressor_model import Regressor
 from tests.bench.evaluation.ernest import fit_terms, parallelism, terms
+from tests.bench.evaluation.gp import expected_improvement
+from tests.bench.evaluation.protocols import FittedRanker, Ranker, best_measured, ranking_of, remaining
+from tests.bench.evaluation.rng import task_rng
 
 FAILED_FACTOR: Final = 2.0
 """A run that failed counts as this many times the worst that was measured."""

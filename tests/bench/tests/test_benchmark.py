@@ -68,9 +68,9 @@ def test_ibm_rows_become_records_without_the_row_number(tmp_path: Path) -> None:
     assert len({one.job for one in found.records}) == 6
     table = found.table()
     assert len(table) == 5
-    assert table.is_anchor.tolist() == [True, False, False, True, False]
+    assert table.is_reference.tolist() == [True, False, False, True, False]
     # the reference's two repeats: sqrt(360 x 540)
-    assert table.anchor_time_s[1] == pytest.approx((360 * 540) ** 0.5)
+    assert table.reference_time_s[1] == pytest.approx((360 * 540) ** 0.5)
     assert not any("Unnamed" in name or "row" in name for name in table.feature_names)
 
 

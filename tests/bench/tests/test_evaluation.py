@@ -16,8 +16,6 @@ from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.table import Table, build
 from services.advisor.models.baselines.learned import Boosting
-from services.advisor.models.baselines.workload_agnostic import MeanRanking
-from services.advisor.models.metrics import confusion
 from tests.bench.evaluation.evaluation import (
     asked,
     best_threshold,
@@ -29,6 +27,8 @@ from tests.bench.evaluation.evaluation import (
     tuned_threshold,
 )
 from tests.bench.evaluation.measures import choice_figures, error_figures, interval_figures, means
+from tests.bench.evaluation.metrics import confusion
+from tests.bench.evaluation.workload_agnostic import MeanRanking
 from tests.support.advisor_records import grid, made_table, profile, record
 
 TASKS = st.lists(st.sampled_from(["a", "bb", "ccc", "dddd", "eeeee"]), min_size=2, max_size=5, unique=True)
@@ -119,14 +119,14 @@ def evaluate_everything(spy: Spy, table: Table) -> None:
         evaluate_search(spy, table, split, seed=0, runs=3)
 
 
-def test_whoever_is_asked_sees_no_outcome_and_no_anchor() -> None:
+def test_whoever_is_asked_sees_no_outcome_and_no_reference() -> None:
     spy = Spy()
     evaluate_everything(spy, made_table())
     assert spy.shown
     for table in spy.shown:
         assert np.isnan(table.time_s).all()
         assert np.isnan(table.cost_usd).all()
-        assert not table.is_anchor.any()
+        assert not table.is_reference.any()
 
 
 def test_thresholds_are_tuned_without_the_left_out_task() -> None:

@@ -8,10 +8,10 @@ import pytest
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.table import Table
-from services.advisor.models.baselines.workload_agnostic import CheapestHour, MeanRanking
-from services.advisor.models.model import Sequential, best_measured, remaining
 from tests.bench.evaluation.evaluation import evaluate_search, leave_one_task_out
+from tests.bench.evaluation.protocols import Sequential, best_measured, remaining
 from tests.bench.evaluation.search_strategies import Bayesian, ErnestSearch, FirstOf, RandomSearch
+from tests.bench.evaluation.workload_agnostic import CheapestHour, MeanRanking
 from tests.support.advisor_records import made_table
 
 TIME = Objective.TIME

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from services._host.netlink.objects import Filter
 from services._host.netns import inside, socket_in
+from services.fabric.model import Bfd
 from services.fabric.testbed import state_file
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
-from services.fabric.testbed.topology import Bfd, HostNode, LabSettings
+from services.fabric.testbed.topology import HostNode, LabSettings
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.lab_events import LabEvents
 

@@ -141,7 +141,7 @@ class Loader:
         for link in self.links + self.bells + self.writers:
             os.close(link)
         self.channel.close()
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 class Group:

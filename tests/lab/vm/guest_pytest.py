@@ -12,7 +12,7 @@ import pytest
 from tests.lab.vm.guest import Ended, Guest
 from tests.lab.vm.machine import CHECKOUT
 
-OPTIONS: Final = ("-p", "no:cacheprovider", "-o", "timeout=180", "--basetemp=/run/pytest", "--durations=5")
+OPTIONS: Final = ("-p", "no:cacheprovider", "-o", "timeout=600", "--basetemp=/run/pytest", "--durations=5")
 
 
 def python() -> str:
@@ -31,7 +31,7 @@ def outcomes(report: Path) -> dict[str, set[str]]:
 
 
 def run_pytest(
-    guest: Guest, capsys: pytest.CaptureFixture[str], *arguments: str, within_s: float = 540.0
+    guest: Guest, capsys: pytest.CaptureFixture[str], *arguments: str, within_s: float = 1_400.0
 ) -> dict[str, set[str]]:
     """Run pytest in the machine, print its last line and what tests printed themselves; names of the tests by outcome.
 

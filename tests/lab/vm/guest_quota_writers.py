@@ -20,8 +20,8 @@ from services._host.bpf.quota_writers import QuotaWriters
 from services._host.cgroup_snapshot import QuotaWriter
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from services.agent.cgroup.open import open_host
+from services.agent.cgroup.simulated import InMemoryReserveStore
 from services.agent.memory.records import Drift
-from services.agent.memory.reserve_store import InMemoryReserveStore
 from services.agent.ports import FoundContainer
 from tests.lab.vm.guest_kernel import BUILD, ROOT, Group, Loader, enable_controllers, figure
 from tests.support.agent_node import Node

@@ -21,7 +21,7 @@ from services.reconciler.core.operation import OperationKind
 from tests.lab.vm.guest_path_lab import Host, PathLab, batch
 from tests.lab.vm.guest_reconcile import Passes
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(540)
 
 BOGUS = "10.255.0.77"
 TRANSFER_BYTES = 4 << 20

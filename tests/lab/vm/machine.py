@@ -104,20 +104,26 @@ class Image:
         return self.kernel.name.removeprefix("vmlinuz-")
 
     def arguments(
-        self, exchange: Path, *, memory_mib: int = MEMORY_MIB, interactive: tuple[str, int, int] | None = None
+        self,
+        exchange: Path,
+        *,
+        memory_mib: int = MEMORY_MIB,
+        cores: int | None = None,
+        interactive: tuple[str, int, int] | None = None,
     ) -> list[str]:
         """The command line of a machine without serial ports and network.
 
         Args:
             exchange: the one directory that outlives the machine, /run/exchange in it.
             memory_mib: of the machine.
+            cores: of the machine, also more than there are here; None: up to two.
             interactive: TERM, rows and columns of a shell on its second serial port; None: it serves jobs.
         """
         share = "local,security_model=none,multidevs=remap"
         # A kernel that oopses says so and ends at once, instead of not answering until a deadline.
         append = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr"
         return [
-            *(QEMU, "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", str(min(2, os.cpu_count() or 1))),
+            *(QEMU, "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", str(cores or min(2, os.cpu_count() or 1))),
             *("-m", str(memory_mib), "-display", "none", "-no-reboot"),
             *("-kernel", str(self.kernel), "-initrd", str(self.initramfs)),
             *("-append", append + (" interactive={},{},{}".format(*interactive) if interactive else "")),

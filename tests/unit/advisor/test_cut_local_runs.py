@@ -147,30 +147,30 @@ def test_the_duration_so_far_is_a_lower_bound(trained: GpModel) -> None:
         update={"task": job, "local_run": "my-run", "configuration": LOCAL.model_copy(update={"vcpu": 2.0})}
     )
     table = build([here], {"my-run": stopped}, encoder=trained.encoder)[0].without_outcomes()
-    assert trained.predict(replace(table, is_anchor=np.array([False]))).time_s[0, 1] > 1_800
+    assert trained.predict(replace(table, is_reference=np.array([False]))).time_s[0, 1] > 1_800
 
 
-def anchor_s(task: TaskFeatures, profile: RunProfile) -> float:
+def whole_job_s(task: TaskFeatures, profile: RunProfile) -> float:
     record = WORLD.records()[0].model_copy(update={"task": task, "local_run": profile.run})
-    return float(build([record], {profile.run: profile})[0].anchor_time_s[0])
+    return float(build([record], {profile.run: profile})[0].reference_time_s[0])
 
 
 def test_start_up_never_multiplies() -> None:
     """52 s, of them 22 of start-up: fifty times the epochs take 22 + 30 x 50 = 1,522 s, not 2,600."""
     one = local_run(delta(1), RunEnd.FINISHED, 52.0, startup_s=22.0)
-    assert anchor_s(delta(50), one) == pytest.approx(1_522.0)
+    assert whole_job_s(delta(50), one) == pytest.approx(1_522.0)
     # cut: 22 + (322 - 22) x 50
     cut = local_run(
         delta(1), RunEnd.TIMED_OUT, 52.0, startup_s=22.0, whole_run_s=322.0, rate_error=0.1, steps_per_s=1.0
     )
-    assert anchor_s(delta(50), cut) == pytest.approx(15_022.0)
+    assert whole_job_s(delta(50), cut) == pytest.approx(15_022.0)
 
 
 @given(
     startup_s=st.floats(0.0, 100.0), training_s=st.floats(10.0, 1e5), part=st.floats(0.05, 0.9),
     ratio=st.integers(1, 200),
 )  # fmt: skip
-def test_where_a_run_is_cut_moves_the_anchor_by_nothing(
+def test_where_a_run_is_cut_moves_the_reference_by_nothing(
     startup_s: float, training_s: float, part: float, ratio: int
 ) -> None:
     """An exact rate gives what the finished run gives, wherever it was cut; more work never takes less time."""
@@ -180,8 +180,8 @@ def test_where_a_run_is_cut_moves_the_anchor_by_nothing(
         delta(1), RunEnd.TIMED_OUT, startup_s + part * training_s, startup_s=startup_s, whole_run_s=whole_s,
         rate_error=0.01, steps_per_s=1.0,
     )  # fmt: skip
-    assert anchor_s(delta(ratio), cut) == pytest.approx(anchor_s(delta(ratio), finished))
-    assert anchor_s(delta(ratio + 1), cut) > anchor_s(delta(ratio), cut) >= whole_s * (1 - 1e-9)
+    assert whole_job_s(delta(ratio), cut) == pytest.approx(whole_job_s(delta(ratio), finished))
+    assert whole_job_s(delta(ratio + 1), cut) > whole_job_s(delta(ratio), cut) >= whole_s * (1 - 1e-9)
 
 
 # -- how often intervals hold --------------------------------------------------------------------------------------

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 
 from schemas.predictions import Objective
 from services.advisor.core.table import Table, build
-from services.advisor.models.gp.acquisition import expected_improvement, select_jointly
+from services.advisor.models.gp.acquisition import select_jointly
 from services.advisor.models.gp.calibration import Calibration
-from services.advisor.models.gp.gaussian_process import EXACT, GaussianProcess, Posterior, fit_process, left_out
+from services.advisor.models.gp.gaussian_process import (
+    EXACT,
+    GaussianProcess,
+    MarginalLikelihood,
+    Posterior,
+    fit_process,
+    left_out,
+)
 from services.advisor.models.gp.kernel import Kernel
-from services.advisor.models.gp.likelihood import MarginalLikelihood
 from services.advisor.models.gp.observations import Level, design_of, subsampled
 from services.advisor.models.gp.space import Space, configuration_space, task_space
-from tests.support.examples import examples
 from tests.support.gp_tables import World
 
 
@@ -120,14 +125,6 @@ def test_the_second_run_is_another_kind_than_the_first():
     assert [row for row, _ in select_jointly(posterior, 2, 0)] == [0, 2]
 
 
-@settings(max_examples=examples(25))
-@given(st.floats(-2, 2), st.floats(0.05, 1.0), st.floats(-2, 2))
-def test_expected_improvement_is_that_of_draws(mean, deviation, best):
-    drawn = mean + deviation * np.random.default_rng(0).standard_normal(100_000)
-    improvement = expected_improvement(np.array([mean]), np.array([deviation]), best)
-    assert improvement[0] == pytest.approx(np.maximum(best - drawn, 0.0).mean(), abs=0.02)
-
-
 def test_calibration_counts_each_task_the_same_and_imagines_one_more():
     # 1 task with 1000 errors of 1, 8 tasks with one error of 3: of 10 tasks (one imagined), those of 3 have 80 %.
     task = np.array(["big"] * 1000 + [f"small{at}" for at in range(8)])
@@ -156,7 +153,7 @@ def test_thinning_keeps_every_task_and_is_the_same_under_the_same_seed():
 
 def test_level_counts_each_task_once():
     table = table_of(World(tasks=4))
-    anchors = {task: float(np.log(table.anchor_time_s[table.task == task][0])) for task in np.unique(table.task)}
+    references = {task: float(np.log(table.reference_time_s[table.task == task][0])) for task in np.unique(table.task)}
     level = Level.of(table.select(np.flatnonzero((table.task != "alpha") | (np.arange(len(table)) < 3))))
-    assert level.mean == pytest.approx(np.mean(list(anchors.values())))
+    assert level.mean == pytest.approx(np.mean(list(references.values())))
     assert table.completed(Objective.TIME).all()

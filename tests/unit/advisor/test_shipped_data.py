@@ -11,7 +11,7 @@ import pytest
 from schemas.jobs import JobState
 from schemas.runs import RunEnd
 from services._runtime.record_files import JobFile, read_job_file
-from services.advisor.core.anchor import anchor_of
+from services.advisor.core.whole_job_duration import whole_job_duration
 from services.cli.advise.example import shipped_file
 from services.collector.profiler.cutting import cuts_of
 
@@ -85,6 +85,6 @@ def test_whole_jobs_of_minutes_are_told_from_a_tenth_of_their_local_run(shipped:
     tenths = [one for one in shipped.profiles if one.run.endswith("-cut-10") and one.task.task.endswith("-x20")]
     assert len(tenths) == 3
     for cut in tenths:
-        anchor = anchor_of(cut.task, cut)
-        error = math.log(whole[cut.task.task].duration_s / anchor.time_s)
-        assert abs(error) < 2 * math.sqrt(anchor.log_variance)
+        reference = whole_job_duration(cut.task, cut)
+        error = math.log(whole[cut.task.task].duration_s / reference.time_s)
+        assert abs(error) < 2 * math.sqrt(reference.log_variance)

@@ -8,8 +8,15 @@ import pytest
 from schemas.jobs import JobState, TaskFeatures
 from schemas.predictions import Objective
 from schemas.runs import RunEnd
-from services.advisor.core.encoder import Encoder, configuration_key, work_ratio
-from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS, resampled, series_of
+from services.advisor.core.encoder import (
+    SERIES_CHANNELS,
+    SERIES_STEPS,
+    Encoder,
+    configuration_key,
+    resampled,
+    series_of,
+    work_ratio,
+)
 from services.advisor.core.table import Table, build, concatenated
 from tests.support.advisor_records import configuration, grid, made_table, profile, record
 
@@ -81,24 +88,24 @@ def test_a_cancelled_job_says_nothing_of_whether_it_would_have_run() -> None:
     assert len(build([cancelled], {})[0].without_repeats()) == 0
 
 
-def test_the_local_runs_own_configuration_is_the_anchor() -> None:
+def test_the_local_runs_own_configuration_is_the_reference() -> None:
     table = made_table(("a",))
-    assert table.job[table.is_anchor].tolist() == ["a-small-1"]
-    assert set(table.anchor_time_s) == {profile("a").duration_s}
+    assert table.job[table.is_reference].tolist() == ["a-small-1"]
+    assert set(table.reference_time_s) == {profile("a").duration_s}
 
 
-def test_the_anchor_is_scaled_to_the_jobs_work() -> None:
+def test_the_reference_is_scaled_to_the_jobs_work() -> None:
     """The local run trains 2 epochs of 500 samples; the job 6 epochs of 1000: six times as much."""
     bigger = record("a", "large", 1, task=TaskFeatures(task="a", epochs=6, samples_per_epoch=1000))
     table, _ = build([bigger], {"run-a": profile("a")})
     assert work_ratio(bigger.task, profile("a")) == 6.0
-    assert table.anchor_time_s[0] == pytest.approx(6 * profile("a").duration_s)
+    assert table.reference_time_s[0] == pytest.approx(6 * profile("a").duration_s)
 
 
-def test_a_local_run_that_was_stopped_is_no_anchor_but_has_features() -> None:
+def test_a_local_run_that_was_stopped_is_no_reference_but_has_features() -> None:
     stopped = profile("a").model_copy(update={"end": RunEnd.TIMED_OUT})
     table, _ = build([record("a", "large", 1)], {"run-a": stopped})
-    assert np.isnan(table.anchor_time_s[0])
+    assert np.isnan(table.reference_time_s[0])
     assert table.feature("local.observed_s")[0] == stopped.duration_s
     assert "local.time_s" not in table.feature_names
 

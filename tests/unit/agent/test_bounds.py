@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.limits import RowStatus
 from services.agent.containers import ContainerLimits, Incarnation
-from services.agent.limits.admission import SpecLimit, SpecLimits
-from services.agent.limits.update_log import UpdateLog
+from services.agent.limits.accepted_updates import SpecLimit, SpecLimits, UpdateLog
 from tests.support.limit_orders import reserve_order, update
 
 MIB = 1 << 20

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from schemas.apps import AppSpec
 from schemas.limits import RowStatus
 from schemas.streams import APPS
-from services.agent.limits.failed_rows import MAX_NAMED, WARN_INTERVAL_S, FailedRows
 from services.agent.limits.update_executor import FailedRow
+from services.agent.limits.update_reports import MAX_NAMED, WARN_INTERVAL_S, FailedRows
 from tests.support.deadline import until
 from tests.support.limit_orders import update
 from tests.support.recorded_spans import recorded_spans

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.oom import OomKind
-from services.agent.memory.fair_share import UNKNOWN, FairShare, Holding, claim_bytes, grantable_bytes, is_above
 from services.agent.memory.growth import MIB
 from services.agent.memory.records import RequestOutcome
+from services.agent.memory.reserve import UNKNOWN_SHARE, FairShare, Holding, claim_bytes, grantable_bytes, is_above
 from tests.support.agent_node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, guarded
@@ -31,7 +31,7 @@ def test_above_its_share_a_container_leaves_the_claims_of_others():
     assert grantable_bytes(fair, 200 * MIB, 40 * MIB, [small]) == 23 * MIB
     assert grantable_bytes(fair, 200 * MIB, 10 * MIB, [small]) == 0
     assert grantable_bytes(fair, 120 * MIB, 10 * MIB, [small]) == 8 * MIB, "up to its share"
-    assert grantable_bytes(UNKNOWN, 200 * MIB, 40 * MIB, [small]) == 40 * MIB
+    assert grantable_bytes(UNKNOWN_SHARE, 200 * MIB, 40 * MIB, [small]) == 40 * MIB
 
 
 @given(shares, sizes, sizes, holdings)
@@ -47,7 +47,7 @@ def test_grants_never_exceed_the_reserve_and_beyond_the_share_never_touch_a_clai
 @given(shares, sizes)
 def test_who_has_its_share_is_above(fair, limit):
     assert is_above(fair, limit) == (limit >= fair.share_bytes)
-    assert not is_above(UNKNOWN, limit)
+    assert not is_above(UNKNOWN_SHARE, limit)
 
 
 @pytest.fixture

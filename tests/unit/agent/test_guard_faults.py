@@ -4,11 +4,11 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services._host.cgroup_snapshot import Notification, NotificationKind
 from services.agent.memory.growth import MIB
 from services.agent.memory.policy import POLL_NS
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import NodeOptions
-from services.agent.ports import Notification, NotificationKind
 from tests.support.agent_node import Node
 from tests.support.examples import examples
 from tests.support.fake_host import FakeHost

@@ -4,11 +4,11 @@ import pytest
 
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
+from services._host.cgroup_snapshot import Notification, NotificationKind, WriteOutcome
 from services.agent.memory.growth import MIB
 from services.agent.memory.policy import POLL_NS
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import NodeOptions
-from services.agent.ports import Notification, NotificationKind, WriteOutcome
 from tests.support.agent_node import Node
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.oom import OomCause, OomKind
 from services.agent.memory.growth import MIB
-from services.agent.memory.limit_hits import REPORT_INTERVAL_NS, LimitHits
+from services.agent.memory.policy import REPORT_INTERVAL_NS, LimitHits
 from tests.support.agent_node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import PERIOD_NS, guarded

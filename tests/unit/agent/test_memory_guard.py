@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from services._host.cgroup_snapshot import UNLIMITED, MemoryState
 from services.agent.memory.growth import (
     HALF_LIFE_S,
     MAX_RATE,
@@ -25,7 +26,6 @@ from services.agent.memory.policy import (
     decrease_is_unsafe,
     needs_inspection,
 )
-from services.agent.ports import UNLIMITED, MemoryState
 
 MS = 1_000_000
 sizes = st.integers(0, 1 << 42)

@@ -9,9 +9,9 @@ from schemas.oom import OomCause, OomKind
 from services._host.cgroup_snapshot import Pressure
 from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services._host.host_memory import memory_capacity, read_available, read_pressure
+from services.agent.backend import node_memory_budget
 from services.agent.memory.growth import MIB
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes, grant_refusal, headroom
-from services.agent.memory.node_budget_keeper import node_memory_budget
 from services.agent.node import NodeOptions
 from services.agent.settings import AgentSettings
 from tests.support.agent_node import Node

@@ -12,10 +12,16 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 import pytest
 
 from schemas.containers import ContainerSource
-from services.agent.discovery.cri import CriClient, CriError
-from services.agent.discovery.pod_cgroups import LIST_TURNS, PodGroups, find_tops, parse_group
+from schemas.kubeoperator import SELECTORS_KEY, PodSelector, PodSelectors
+from schemas.streams import POD_SELECTORS
+from services._host.cri import CriClient, CriError
+from services._host.pod_cgroups import LIST_TURNS, PodGroups, find_tops, parse_group
+from services._runtime.clock import SystemClock
 from services.agent.discovery.pods import FIRST_RETRY_S, RELIST_S, PodDiscovery
+from services.agent.discovery.selectors import follow_selectors
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.cri_lab import CREATED, EXITED, FakeRuntime, serving
 from tests.support.deadline import until
 from tests.support.fake_cgroupfs import fake_layout
@@ -298,3 +304,66 @@ async def test_nobody_at_the_socket_is_an_error(tmp_path: Path) -> None:
     client = CriClient(str(tmp_path / "nobody.sock"), timeout_s=0.5)
     with contextlib.closing(client), pytest.raises(CriError, match=r"unavailable|deadline"):
         await client.list()
+
+
+def selector(app: str, **labels: str) -> PodSelectors:
+    row = PodSelector(app=app, namespace="default", match_labels=labels, declared_by=f"Application default/{app}")
+    return PodSelectors(selectors=(row,))
+
+
+async def test_pods_that_run_already_join_and_leave_as_their_selector_says(node: Node) -> None:
+    node.runtime.add_pod(PAUSE, labels={"tier": "web"}, namespace="default")
+    node.runtime.add_container(WEB, PAUSE, "web")
+    node.make(PAUSE, WEB)
+    assert await node.discovery.scan() == []
+
+    node.discovery.select(selector("shop", tier="web"))
+    [found] = await node.after(1.0)
+    assert isinstance(found, FoundContainer)
+    assert (found.app, found.name) == ("shop", "web")
+    node.discovery.select(selector("shop", tier="web"))
+    assert await node.after(1.0) == []
+
+    node.discovery.select(selector("pay", tier="web"))
+    gone, again = await node.after(1.0)
+    assert gone == GoneContainer(WEB)
+    assert isinstance(again, FoundContainer)
+    assert again.app == "pay"
+
+    node.discovery.select(PodSelectors())
+    assert await node.after(1.0) == [GoneContainer(WEB)]
+    assert await node.after(1.0) == []
+
+
+async def test_a_pod_with_the_label_keeps_its_application_whatever_selects_it(shop: Node) -> None:
+    shop.discovery.select(selector("other"))
+    assert await shop.found() == {"web", "sidecar"}
+
+    shop.discovery.select(PodSelectors())
+
+    assert await shop.after(1.0) == []
+
+
+async def test_selectors_are_read_from_the_bus(node: Node) -> None:
+    broker = MemoryBroker()
+    bus, operator = MemoryBus(broker), MemoryBus(broker)
+    await operator.bucket(POD_SELECTORS).put(SELECTORS_KEY, selector("shop"))
+    node.runtime.add_pod(PAUSE, labels={}, namespace="default")
+    node.runtime.add_container(WEB, PAUSE, "web")
+    node.make(PAUSE, WEB)
+
+    following = asyncio.ensure_future(follow_selectors(bus, SystemClock(), node.discovery.select))
+    found: list[Discovered] = []
+
+    async def scan() -> None:
+        while not found:
+            found.extend(await node.after(1.0))
+
+    try:
+        await asyncio.wait_for(scan(), timeout=60)
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+        await bus.close(1)
+        await operator.close(1)
+    assert [report.app for report in found if isinstance(report, FoundContainer)] == ["shop"]

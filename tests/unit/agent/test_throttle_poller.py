@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from services._runtime.clock import SystemClock
-from services.agent.sampling.throttle_poller import ThrottlePoller
-from services.agent.sampling.ticker import PERIOD_S
+from services.agent.sampling.ticker import PERIOD_S, ThrottlePoller
 
 
 class EventBell:

@@ -9,7 +9,7 @@ from schemas.apps import AppSpec
 from schemas.streams import APPS
 from services._runtime.service.app import run_in_process
 from services._runtime.telemetry.tracing import Span, span, trace_ids
-from services.agent.memory.trace_groups import GAP_NS, LONGEST_NS, TraceGroups
+from services.agent.memory.events import LONGEST_TRACE_NS, TRACE_GAP_NS, TraceGroups
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
@@ -72,9 +72,9 @@ def test_steps_in_quick_succession_are_one_trace() -> None:
         episodes = TraceGroups()
         first = step_of(episodes, 0)
         with span("allocator.decide") as order:
-            second = step_of(episodes, GAP_NS // 2)
-        third = step_of(episodes, GAP_NS)
-        later = step_of(episodes, 2 * GAP_NS + 1)
+            second = step_of(episodes, TRACE_GAP_NS // 2)
+        third = step_of(episodes, TRACE_GAP_NS)
+        later = step_of(episodes, 2 * TRACE_GAP_NS + 1)
     made = {f"{each.context.span_id:016x}": each for each in recorded.ended}
     found = [made[step.carrier["traceparent"].split("-")[2]] for step in (first, second, third, later)]
 
@@ -101,7 +101,7 @@ def test_what_an_order_brings_in_answer_stays_below_the_order() -> None:
 def test_a_container_that_grows_all_day_fills_many_traces() -> None:
     with recorded_spans():
         episodes = TraceGroups()
-        traces = {step_of(episodes, now_ns).trace_id for now_ns in range(0, 3 * LONGEST_NS, GAP_NS // 2)}
+        traces = {step_of(episodes, now_ns).trace_id for now_ns in range(0, 3 * LONGEST_TRACE_NS, TRACE_GAP_NS // 2)}
 
     assert 3 <= len(traces) <= 4
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services._host.cgroup_snapshot import Counters
+from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, WriteOutcome
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.v2 import MARGIN_BYTES, CgroupV2Host
-from services.agent.ports import UNLIMITED, Limits, WriteOutcome
 from tests.support.fake_cgroupfs import CONTAINER, DIRECTORY, V2_TREE, FakeKernel, fake_layout, materialise, refuse
 
 MIB = 1 << 20

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from services._host.cgroup_snapshot import UNLIMITED, MemoryState, WriteOutcome
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import SimulatedHost
 from services.agent.cgroup.v2 import high_margin_bytes
-from services.agent.ports import UNLIMITED, MemoryState, WriteOutcome
 from services.agent.state_files import StateDirectory
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import (
@@ -41,7 +41,7 @@ class Bench:
         self._hosts = []
         self._handles = []
         # Ordinary files cannot be watched: neither by an eventfd, nor by epoll.
-        monkeypatch.setattr("services.agent.cgroup.notifications.Notifications.watch", lambda *_: None)
+        monkeypatch.setattr("services._host.notifications.Notifications.watch", lambda *_: None)
 
     def host(self):
         host = open_host(fake_layout(self.kernel.base, self.version), self.state)
@@ -101,7 +101,7 @@ def test_memory_of_version_2(v2):
 def test_version_1_sets_the_trap_once_and_registers_the_nearest_rung_first(v1, monkeypatch):
     registered = []
     monkeypatch.setattr(
-        "services.agent.cgroup.usage_thresholds.UsageThresholds.register", lambda _ladder, rung: registered.append(rung)
+        "services._host.usage_thresholds.UsageThresholds.register", lambda _ladder, rung: registered.append(rung)
     )
     handle = v1.handle()
     handle.enable_oom_control()
@@ -123,7 +123,7 @@ def test_a_registration_that_fails_is_tried_again_later(v1, monkeypatch):
         if len(attempts) == 1:
             raise OSError(errno.ENOMEM, "no memory")
 
-    monkeypatch.setattr("services.agent.cgroup.usage_thresholds.UsageThresholds.register", register)
+    monkeypatch.setattr("services._host.usage_thresholds.UsageThresholds.register", register)
     handle = v1.handle()
     handle.enable_oom_control()
     wait_until(lambda: v1._hosts[0].registrar.failures == 1)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.containers import ContainerSource
+from services._host.cgroup_snapshot import UNLIMITED, Limits, WriteOutcome
 from services._host.simulation.load_profile import ContainerLoad, LoadPhase, Scenario, demo_scenario
 from services.agent.cgroup.simulated import SimulatedApp, SimulatedHost
-from services.agent.ports import UNLIMITED, GoneContainer, Limits, SourceAnswered, WriteOutcome
+from services.agent.ports import GoneContainer, SourceAnswered
 from tests.support.deadline import until
 
 MIB = 1 << 20

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from services._runtime.service.app import UnusableSettingsError
+from services.agent.cgroup.simulated import InMemoryReserveStore
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
-from services.agent.memory.reserve_store import FileReserveStore, InMemoryReserveStore
+from services.agent.memory.reserve_store import FileReserveStore
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve, ReserveStore, WatchdogReport
 from services.agent.state_files import (
@@ -285,4 +286,4 @@ def test_a_state_directory_that_cannot_be_made_names_the_setting(tmp_path):
     with pytest.raises(UnusableSettingsError, match="TURNBUCKLE_AGENT__STATE_DIRECTORY"):
         prepare_state(tmp_path / "file" / "state", "turnbuckle")
     with pytest.raises(UnusableSettingsError, match="TURNBUCKLE_AGENT__STATE_DIRECTORY"):
-        lock(tmp_path / "none" / "exec.lock")
+        lock(tmp_path / "file" / "exec.lock")

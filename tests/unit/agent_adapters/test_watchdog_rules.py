@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from services.agent.cgroup.simulated import NoWatchdog
 from services.agent.memory import watchdog as module
 from services.agent.memory import watchdog_group
 from services.agent.memory.reserve_store import FileReserveStore
 from services.agent.memory.watchdog import Options, Watchdog
-from services.agent.memory.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
+from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve
 from services.agent.state_files import FoundValues, StateDirectory, inode_of
 from tests.support.cgroup_lab import wait_until

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.allocator.budget.fair_share import FairShares, claims, within_share
 from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, RECLAIM_BYTES
 from services.allocator.memory.policy import MemoryState, MemoryView, decide_memory
+from services.allocator.state.budget import FairShares, claims, within_share
 from tests.support.examples import examples
 from tests.support.lending_shop import MIB, Shop
 

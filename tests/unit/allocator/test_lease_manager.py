@@ -375,3 +375,18 @@ def test_free_leases_are_deleted_when_clocks_must_have_passed_their_epoch(a):
 
     assert a.unused_leases(10.0 + FORGET_LEASE_S - 1) == []
     assert a.unused_leases(10.0 + FORGET_LEASE_S + 1) == ["old"]
+
+
+def test_an_application_announced_again_after_its_lease_was_deleted_gets_an_epoch_that_agents_do_not_know(a):
+    """Another replica, which started later, gave it a higher epoch than this one has given anything."""
+    own(a)
+    app = next(name for name in (f"again{n}" for n in range(100)) if preferred_owner(name, ("a", "b")) == "a")
+    a.observe_lease(app, StoredLease("", 5_000, 6), 10.0)  # withdrawn
+    a.observe_lease(app, StoredLease(), 10.0)  # deleted in the end
+    a.announced.add(app)
+
+    a.lease_read(app, StoredLease(), 10.0)
+    swap = a.swap(app, 10.0, WALL_MS)
+
+    assert swap is not None
+    assert swap.lease == StoredLease("a", 5_001, 0)

@@ -10,7 +10,7 @@ from schemas.codec import decode, encode
 from schemas.oom import OomCause, OomKind
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
 from services.allocator.columns import NO_BOUND, Rows
-from services.allocator.state.node_memory import fit_to_nodes
+from services.allocator.state.budget import fit_to_nodes
 from tests.support.shared_node import SharedNode
 
 MIB, GIB = 1 << 20, 1 << 30

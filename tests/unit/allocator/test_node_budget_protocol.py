@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from schemas.apps import AppSpec
 from services.agent.memory.node_budget import MemoryBudget
-from services.allocator.budget import ledger
+from services.allocator.state.budget import committed_limits
 from tests.support.examples import examples
 from tests.support.shared_node import SharedNode
 
@@ -108,7 +108,7 @@ class SharedNodeMachine(RuleBasedStateMachine):
         for app, owner in shared.owners.items():
             rows = owner.cluster.rows
             assert (rows.limit_inflight_bytes == 0).all()
-            held = ledger.committed(rows, ledger.MEMORY, owner.table.observe_only[rows.app])
+            held = committed_limits(rows, owner.table.observe_only[rows.app])[1]
             limits = [max(container.limit_bytes, 0) for container in shared.containers(app)]
             assert sorted(held.tolist()) == sorted(limits)
             assert int(owner.cluster.reserves.committed_bytes.sum()) == shared.reserves_bytes(app)

@@ -8,7 +8,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
 from services.allocator.cycle import AllocationCycle, Outcome
-from services.allocator.state.step_context import StepTime
+from services.allocator.state.budget import StepTime
 
 APP = "shop"
 EPOCH = 7

@@ -3,7 +3,7 @@
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.state.step_context import StepTime
+from services.allocator.state.budget import StepTime
 from tests.support.lossy_cluster import owning
 
 MIB = 1 << 20

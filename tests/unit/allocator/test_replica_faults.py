@@ -191,7 +191,7 @@ def test_a_frozen_owner_stops_deciding_before_others_begin_and_rejoins(lab):
     victim.frozen = False
     lab.live(1.0)
 
-    assert victim.replicas.lost_leases == len(apps)
+    assert victim.replicas.leases.lost == len(apps)
     assert everyone_is_owned(lab)
     assert victim.owned.keys() == apps.keys(), "it is live again, so they are handed back"
     assert all(victim.owned[app] > epoch for app, epoch in apps.items())

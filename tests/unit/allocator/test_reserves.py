@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.allocator.columns import PAGE_BYTES
+from services.allocator.columns import PAGE_BYTES, ReserveReport, Reserves
 from services.allocator.memory.reserves import ReserveView, plan
-from services.allocator.state.node_memory import ReserveReport, Reserves
 from tests.support.lending_shop import SECOND_NS, Shop
 
 MIB = 1 << 20
@@ -80,7 +79,7 @@ def test_a_node_without_containers_gives_everything_back():
 
 def test_an_order_in_flight_counts_until_it_is_reported():
     reserves = node_reserves(10)
-    reserves.record_update(ints(0), ints(50 * MIB), 7, 0)
+    reserves.record_update(ints(0), ints(50 * MIB), ints(0), 7, 0)
     assert reserves.committed_bytes[0] == 50 * MIB
 
     reserves.ack(ints(0), ReserveReport(ints(2), ints(10 * MIB), ints(4 * MIB), ints(6)))
@@ -93,7 +92,7 @@ def test_an_order_in_flight_counts_until_it_is_reported():
 
 def test_a_lost_order_is_sent_again():
     reserves = node_reserves(0)
-    reserves.record_update(ints(0), ints(100 * MIB), 1, 0)
+    reserves.record_update(ints(0), ints(100 * MIB), ints(0), 1, 0)
 
     assert planned(reserves, view(reserves, 1000, now_ns=SECOND_NS // 2)) == {}
     assert planned(reserves, view(reserves, 1000, now_ns=2 * SECOND_NS)) == {0: 100}

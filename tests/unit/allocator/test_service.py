@@ -53,7 +53,7 @@ class Pair:
 
     @property
     def held(self) -> list[dict[str, int]]:
-        return [allocator._membership.held for allocator in self.allocators]
+        return [allocator._membership.leases.held for allocator in self.allocators]
 
     async def ask(self, endpoint, request: Message) -> Message:
         return await self.bus.request(endpoint.template.subject("tb"), request, timeout_s=2)
@@ -107,7 +107,7 @@ async def test_where_the_owner_does_not_answer_an_application_is_listed_without_
     assert [(state.owner, state.containers) for state in whole.apps if state.spec.name == app] == [("", ())]
     assert [type(refusal) for refusal in refusals] == [CommandError, CommandError]
     assert all("has no owner" in str(refusal) for refusal in refusals)
-    await until(lambda: len(first._membership.held) == len(NAMES), what="all taken over")
+    await until(lambda: len(first._membership.leases.held) == len(NAMES), what="all taken over")
     assert second.not_ready() is not None
     pair.buses[1].reconnect()
     await until(lambda: second.not_ready() is None, what="back")
@@ -154,7 +154,7 @@ async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeyp
     def stop_after(*arguments) -> Outcome:
         outcome = step(*arguments)
         if outcome.decisions and outcome.updates and not stopped:
-            monkeypatch.setattr(LeaseManager, "may_decide", lambda core, _now_s: core is not owner._membership._manager)
+            monkeypatch.setattr(LeaseManager, "may_decide", lambda core, _now_s: core is not owner._membership.leases)
             stopped.append((outcome, len(sent)))
         return outcome
 
@@ -195,8 +195,8 @@ async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
     await until(
         lambda: (
             any(
-                app in allocator._membership.held
-                and allocator._allocation.epoch_of(app) == allocator._membership.held[app]
+                app in allocator._membership.leases.held
+                and allocator._allocation.epoch_of(app) == allocator._membership.leases.held[app]
                 for allocator in pair.allocators
             )
             and app in owner._allocation.cluster.specs
@@ -209,12 +209,12 @@ async def test_an_epoch_that_agents_refuse_is_outdone(pair):
     """The lease is ours, so the store must have forgotten what agents remember."""
     owner = pair.allocators[0]
     app, epoch = next(iter(pair.held[0].items()))
-    owner._allocation._leases.lost.add(app)
+    owner._allocation.leases.lost.add(app)
 
     owner._after_replies()
 
-    await until(lambda: owner._membership.held.get(app, 0) >= epoch + 3_600_000, what="far ahead")
-    assert owner._allocation.epoch_of(app) == owner._membership.held[app]
+    await until(lambda: owner._membership.leases.held.get(app, 0) >= epoch + 3_600_000, what="far ahead")
+    assert owner._allocation.epoch_of(app) == owner._membership.leases.held[app]
 
 
 async def test_one_that_stops_leaves_its_share_at_once(pair):

@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 
 from services._runtime.command.errors import UnavailableError
-from services.fabric.testbed import sidecars, state_file
+from services.fabric.testbed import processes, sidecars, state_file
 from services.fabric.testbed.state_file import LabState
 from services.fabric.testbed.topology import DualTor, LabSettings
 
@@ -53,7 +53,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabState]:
     made = LabState(settings=SETTINGS)
     state_file.save(made)
     yield made
-    sidecars.stop(made.processes)
+    processes.end(made.processes)
 
 
 def test_a_lab_waits_for_its_fast_paths(held: LabState) -> None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from services.fabric.frr_text import tor_configuration
 from services.fabric.layout import priorities
+from services.fabric.model import Bfd
 from services.fabric.testbed.faults import (
     HEALTHY,
     Direction,
@@ -24,7 +25,7 @@ from services.fabric.testbed.faults import (
 )
 from services.fabric.testbed.hosts import host_file, tor_switch
 from services.fabric.testbed.netlink import PortState
-from services.fabric.testbed.topology import Bfd, CableEnd, DualTor, LabSettings
+from services.fabric.testbed.topology import CableEnd, DualTor, LabSettings
 
 TOPOLOGY = DualTor.of(LabSettings(prefix="x", hosts=3))
 FAULTS = st.builds(

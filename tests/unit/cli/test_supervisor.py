@@ -70,6 +70,17 @@ async def test_a_service_that_dies_later_is_noticed(tmp_path: Path) -> None:
     await supervisor.stop_all()
 
 
+async def test_a_service_that_is_not_ready_in_time_is_given_up(tmp_path: Path) -> None:
+    """As `turnbuckle up --ready-timeout` says; the end of its log is shown."""
+    silent = "import signal; print('still loading', flush=True); signal.pause()"
+    supervisor = Supervisor(tmp_path, "nats://here", lambda _: [sys.executable, "-c", silent], ready_timeout_s=0.2)
+
+    with pytest.raises(ServiceDiedError, match=r"agent was not ready within 0\.2 s: it does not answer"):
+        await supervisor.start("agent", {})
+
+    await supervisor.stop_all()
+
+
 async def test_of_several_processes_of_a_service_one_may_end(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path, "nats://here", serving)
     environment = {"ENDED": str(tmp_path / "ended")}

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from services._runtime.service.settings import SettingsError
+from services._runtime.settings_error import SettingsError
 from services.fastpath.bfd import (
     BfdError,
     FrameReader,

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.fastpath.backup_tables import BackupTableCore
-from services.fastpath.core import BFDD, REMOTE_SIGNALS
+from services.fastpath.backup_tables import BackupTableDecisions
+from services.fastpath.override_decisions import BFDD, REMOTE_SIGNALS
 from services.fastpath.values import BackupRule, FrrRoute, Hop, Limits, RemovalReason
 from tests.support.examples import examples
 
@@ -30,7 +30,7 @@ class FastPathMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = BackupTableCore(UPLINKS, LIMITS, self.backup_table_above)
+        self.core = BackupTableDecisions(UPLINKS, LIMITS, self.backup_table_above)
         self.now_s = 100.0
         self.frr: dict[str, FrrRoute] = {}
         self.tables: dict[int, dict[str, FrrRoute]] = {number: {} for number in range(4)}

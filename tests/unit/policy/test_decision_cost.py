@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.cfs_plant import POLICIES, CfsPlant
+from tests.support.cfs_plant import POLICIES, CfsPlant, decide
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -24,7 +24,7 @@ def test_cost_of_a_decision(policy: str, containers: int) -> None:
     for _ in range(12):
         view = plant.view(plant.run_period(demand))
         start = time.thread_time_ns()
-        targets = plant.module.decide(plant.state, view, np.arange(containers))
+        targets = decide(plant.module, plant.state, view, np.arange(containers))
         spent_ns.append(time.thread_time_ns() - start)
         assert (np.bincount(app, targets.target_us) <= limit).all()
         plant.ordered_us = plant.quota_us = targets.target_us

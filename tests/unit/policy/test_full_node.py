@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.sampling.node_load import UNKNOWN, NodeLoad
-from services.allocator.cpu.dead_band import FULL_IDLE_PERCENT, apply_dead_band
+from services.agent.sampling.sampler import UNKNOWN_IDLE, NodeLoad
+from services.allocator.cpu.pipeline import FULL_IDLE_PERCENT, apply_dead_band
 from services.allocator.state.cluster_state import ClusterState
 from tests.support.cfs_batches import PERIOD_NS, batch
 from tests.support.fake_host import FakeHost
@@ -85,7 +85,7 @@ def test_the_idle_share_is_of_all_processors_and_smoothed() -> None:
     host = FakeHost(cpu_count=2, idle_us=0)
     load = NodeLoad(host)
     load.sample(0)
-    assert load.idle_percent == UNKNOWN
+    assert load.idle_percent == UNKNOWN_IDLE
     for tick in range(1, 40):
         host.idle_us += 50_000  # of 200 ms
         load.sample(tick * 100_000_000)
@@ -96,4 +96,4 @@ def test_the_idle_share_is_of_all_processors_and_smoothed() -> None:
     assert 5 < load.idle_percent < 7, "0.7 ** 4 of 25"
     host.idle_us = None
     load.sample(44 * 100_000_000)
-    assert load.idle_percent == UNKNOWN
+    assert load.idle_percent == UNKNOWN_IDLE

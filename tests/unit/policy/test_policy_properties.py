@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.reasons import Reason
-from services.allocator.cpu.dead_band import CUT_SHARE, CUT_US, RAISE_SHARE
-from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant
+from services.allocator.cpu.pipeline import CUT_SHARE, CUT_US, RAISE_SHARE
+from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant, decide
 from tests.support.examples import examples
 from tests.support.policy_situations import Situation, situations
 
@@ -154,7 +154,7 @@ def test_an_emptied_slot_knows_nothing(policy: str) -> None:
     assert plant.state.capacity == 7
     view, rows = plant.view(sample), np.arange(3)
     assert (
-        module.decide(plant.state, view, rows).target_us == module.decide(state_type(3), view, rows).target_us
+        decide(module, plant.state, view, rows).target_us == decide(module, state_type(3), view, rows).target_us
     ).all()
 
 
@@ -167,4 +167,4 @@ def test_joining_containers_do_not_disturb_the_others_memory(policy: str) -> Non
     grown = plant.state.copy()
     grown.grow(100)
     view, rows = plant.view(sample), np.arange(3)
-    assert (module.decide(grown, view, rows).target_us == module.decide(plant.state, view, rows).target_us).all()
+    assert (decide(module, grown, view, rows).target_us == decide(module, plant.state, view, rows).target_us).all()

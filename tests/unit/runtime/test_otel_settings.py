@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services._runtime.service.settings import SettingsError
+from services._runtime.settings_error import SettingsError
 from services._runtime.telemetry import otel_settings
 from services._runtime.telemetry.otel_settings import OtelSettings, SignalSettings, read_otel_settings
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from services._runtime.bus.api import BusError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_connection import inbox_prefix, public_key
-from services._runtime.service.settings import CommonSettings, SettingsError
+from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import SettingsError
 from services._runtime.telemetry.logging import get_logger, setup_logging
 from services.cli.main import app
 from services.cli.nats.keys import Keys

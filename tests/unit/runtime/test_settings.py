@@ -10,7 +10,8 @@ import pytest
 from pydantic import Field, SecretStr
 
 from scripts.generate_docs import settings_classes
-from services._runtime.service.settings import CommonSettings, SettingsError
+from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import SettingsError
 
 
 class DemoSettings(CommonSettings):

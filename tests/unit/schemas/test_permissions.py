@@ -129,7 +129,7 @@ def test_hosts_make_nothing_on_the_server() -> None:
 def test_only_the_operator_changes_what_is_there() -> None:
     for verb in ("UPDATE", "DELETE", "PURGE"):
         assert may_publish(f"$JS.API.STREAM.{verb}.TB_JOB") == {"operator"}
-    assert may_publish("$KV.tb_apps.shop") == {"operator"}
+    assert may_publish("$KV.tb_apps.shop") == {"operator", "kubeoperator"}
     assert may_publish("$KV.tb_leases.app/shop") == {"allocator", "operator"}
     assert may_publish(f"$KV.tb_nodes.{token(NODES[0])}") == {f"agent-{NODES[0]}", "operator"}
 

@@ -1,54 +1,55 @@
-"""Any regressor as a trained model: intervals from its errors on left-out tasks, neighbours by distance.
-
-The baselines of the setting `algorithm`. Contributions come from setting one feature after the other to its training
-median, which needs only the regressor's predictions.
-"""
+"""Any regressor as a trained model: intervals from its errors on left-out tasks. The baselines of `algorithm`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from schemas.jobs import JobRecord
 from schemas.predictions import Contribution, Neighbour, Objective
 from schemas.runs import RunProfile
-from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
-from services.advisor.core.encoder import CATEGORY_MARK, Encoder
+from services.advisor.core.arrays import FloatArray, IntArray
+from services.advisor.core.encoder import Encoder
 from services.advisor.core.table import Table, build
 from services.advisor.core.trained_model import Predictions, ProposedRun
 from services.advisor.core.training_range import TrainingRange
-from services.advisor.models.baselines.feature_preprocessing import Preprocessing
-from services.advisor.models.model import Fitted, Regressor
+from services.advisor.models.explanations import KnownTasks, Medians, contributions
+from services.advisor.models.gp.space import Points, distinct, task_space
 
 LEVEL: Final = 0.9
 _LEAST_ROWS: Final = 8
 _SPAN_UNKNOWN: Final = 25.0
 """An interval whose ends differ by more than this factor is no answer."""
-_NOTHING: Final = 0.02
-"""Factors closer to 1 than this are not reported."""
-_REASONS: Final = 8
-_PER_TASK: Final = ("task.", "local.", "series.")
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingSummary:
-    """Training tasks and ranges: for neighbours, and to find extrapolation."""
+@runtime_checkable
+class Fitted(Protocol):
+    """A fitted regressor."""
 
-    preprocessing: Preprocessing
-    tasks: tuple[str, ...]
-    places: FloatArray
-    """Shape ``(tasks, prepared features)``."""
-    records: IntArray
-    scale: float
-    """Median distance of two known tasks."""
-    names: tuple[str, ...]
-    least: FloatArray
-    most: FloatArray
-    middle: FloatArray
-    """Per feature of the table, over the rows where it is known."""
+    def predict(self, table: Table) -> FloatArray:
+        """Return positive seconds or dollars, shape ``(rows,)``; NaN if unknown."""
+        ...
+
+
+class Regressor(Protocol):
+    """Predicts a quantity: a small immutable description, deterministic under its seed."""
+
+    @property
+    def name(self) -> str:
+        """As shown in tables."""
+        ...
+
+    @property
+    def target(self) -> Objective:
+        """What it predicts."""
+        ...
+
+    def fit(self, table: Table, *, seed: int) -> Fitted:
+        """Fit to the rows with a known outcome; other rows may be used, too (features, feasibility)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,8 @@ class RegressorModel:
     """Quantiles of log(true / predicted) on left-out tasks."""
     failing: Mapping[str, float]
     """Share of jobs that did not run, by configuration."""
-    known: TrainingSummary
+    medians: Medians
+    tasks: KnownTasks
     training_range: TrainingRange
 
     def predict(self, table: Table) -> Predictions:
@@ -78,42 +80,19 @@ class RegressorModel:
             far or (wide if one else "the model cannot tell")
             for far, one in zip(self.training_range.outside(table), usable, strict=True)
         )
-        outside = _outside(table, self.known)
         feasible = np.array([1.0 - self.failing.get(key, 0.0) for key in table.configuration_key.tolist()])
-        return Predictions(time_s, feasible, np.ones(len(table)), unknown, outside)
+        return Predictions(time_s, feasible, np.ones(len(table)), unknown, self.medians.outside(table))
 
     def contributions(self, table: Table, rows: IntArray) -> list[tuple[Contribution, ...]]:
-        """Return each feature's factor of the time, by setting it to its training median."""
-        asked = table.select(rows)
-        if not len(asked):
-            return []
-        base = self.regression.predict(asked)
-        factors: dict[str, FloatArray] = {}
-        for at in range(len(table.feature_names)):
-            name = table.feature_names[at]
-            if CATEGORY_MARK in name or name.startswith("series.") or not np.isfinite(self.known.middle[at]):
-                continue
-            features = asked.features.copy()
-            features[:, at] = self.known.middle[at]
-            factors[name] = base / self.regression.predict(replace(asked, features=features))
-        return [_strongest(asked, factors, row) for row in range(len(asked))]
+        """Return each row's features with their factor of the time, strongest first."""
+        return contributions(self._log_medians, self.medians, table.select(rows))
+
+    def _log_medians(self, table: Table) -> FloatArray:
+        return np.asarray(np.log(self.regression.predict(table)))
 
     def neighbours(self, table: Table, count: int) -> tuple[Neighbour, ...]:
         """Return the nearest known tasks by their features and local runs."""
-        known = self.known
-        if not len(table) or not len(known.tasks):
-            return ()
-        place = known.preprocessing.apply(table)[0]
-        apart = np.abs(known.places - place)
-        distance = np.sqrt((apart**2).mean(axis=1)) / known.scale
-        order = np.argsort(distance, kind="stable")[:count]
-        return tuple(
-            Neighbour(
-                task=known.tasks[at], distance=float(distance[at]), records=int(known.records[at]),
-                alike=_alike(known, place, at),
-            )
-            for at in order.tolist()
-        )  # fmt: skip
+        return self.tasks.nearest(table, count)
 
     def propose(self, table: Table, predictions: Predictions, values: FloatArray, count: int) -> list[ProposedRun]:
         """Return the configurations with the smallest lower ends of their intervals."""
@@ -151,15 +130,9 @@ class RegressorAlgorithm:
         low, high = np.quantile(errors, [tail, 1.0 - tail])
         regression = self.regressor.fit(rows, seed=seed)
         return RegressorModel(
-            self.level,
-            encoder,
-            regression,
-            float(low),
-            float(high),
-            _failing(table),
-            _known(rows),
-            TrainingRange.of(table),
-        )
+            self.level, encoder, regression, float(low), float(high), _failing(table), Medians.of(rows),
+            _known_tasks(rows), TrainingRange.of(table),
+        )  # fmt: skip
 
 
 def _errors_on_left_out(regressor: Regressor, rows: Table, folds: int, seed: int) -> FloatArray:
@@ -185,59 +158,8 @@ def _failing(table: Table) -> dict[str, float]:
     return shares
 
 
-def _known(rows: Table) -> TrainingSummary:
-    tasks, first = np.unique(rows.task, return_index=True)
-    preprocessing = Preprocessing.fit(rows.select(first.astype(np.int64)), _PER_TASK)
-    places = preprocessing.apply(rows.select(first.astype(np.int64)))
-    apart = np.sqrt(((places[:, None, :] - places[None, :, :]) ** 2).mean(axis=2)) if places.size else np.ones((1, 1))
-    others = apart[np.triu_indices(len(tasks), 1)]
-    seen = np.isfinite(rows.features)
-    middle = np.array([
-        float(np.median(column[known])) if known.any() else np.nan
-        for column, known in zip(rows.features.T, seen.T, strict=True)
-    ])  # fmt: skip
-    return TrainingSummary(
-        preprocessing, tuple(tasks.tolist()), places, np.array([(rows.task == one).sum() for one in tasks]),
-        float(np.median(others)) if len(others) and np.median(others) > 0 else 1.0, rows.feature_names,
-        np.where(seen, rows.features, np.inf).min(axis=0), np.where(seen, rows.features, -np.inf).max(axis=0), middle,
-    )  # fmt: skip
-
-
-def _outside(table: Table, known: TrainingSummary) -> tuple[tuple[str, ...], ...]:
-    """Features outside of the training values, as text."""
-    beyond: BoolArray = (table.features < known.least) | (table.features > known.most)
-    found: list[tuple[str, ...]] = []
-    for row in range(len(table)):
-        columns = [at for at in np.flatnonzero(beyond[row]) if not known.names[at].startswith("series.")]
-        found.append(
-            tuple(
-                f"{known.names[at].partition('.')[2]} {table.features[row, at]:g} "
-                f"(measured: {known.least[at]:g} to {known.most[at]:g})"
-                for at in columns
-                if np.isfinite(known.least[at])
-            )
-        )
-    return tuple(found)
-
-
-def _strongest(asked: Table, factors: Mapping[str, FloatArray], row: int) -> tuple[Contribution, ...]:
-    found = [
-        Contribution(
-            feature=name.partition(".")[2], value=f"{asked.feature(name)[row]:g}", factor=float(factors[name][row])
-        )
-        for name in factors
-        if np.isfinite(factors[name][row]) and abs(np.log(factors[name][row])) > _NOTHING
-    ]
-    return tuple(sorted(found, key=lambda one: -abs(float(np.log(one.factor))))[:_REASONS])
-
-
-def _alike(known: TrainingSummary, place: FloatArray, at: int) -> tuple[str, ...]:
-    """The feature that differs least, and the one that differs most."""
-    apart = np.abs(known.places[at] - place)
-    names = [known.names[column] for column in known.preprocessing.kept.tolist()]
-    plain = [index for index, name in enumerate(names) if name.startswith("task.") and CATEGORY_MARK not in name]
-    if not plain:
-        return ()
-    order = sorted(plain, key=lambda index: (float(apart[index]), names[index]))
-    parts = [f"most alike: {names[order[0]].partition('.')[2]}"]
-    return (*parts, f"least: {names[order[-1]].partition('.')[2]}") if len(order) > 1 else tuple(parts)
+def _known_tasks(rows: Table) -> KnownTasks:
+    space = task_space(rows)
+    coordinates = space.coordinates(rows)
+    first, task_of = distinct(rows.task, coordinates)
+    return KnownTasks.of(space, Points(rows.task[first], coordinates[first]), task_of)

@@ -1,4 +1,4 @@
-"""Acquisition: expected improvement, and greedy joint selection of runs. All values are logarithms.
+"""Acquisition: greedy joint selection of runs. All values are logarithms.
 
 Choosing by the smallest expected *ratio* to the best was tried and dropped: with little data it prefers low-variance
 configurations near the local run's, which are seldom good.
@@ -9,25 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from scipy.special import ndtr
 
-from services.advisor.core.arrays import FloatArray
 from services.advisor.models.gp.gaussian_process import Posterior
 
 DRAWS: Final = 512
-_DENSITY: Final = float(1.0 / np.sqrt(2.0 * np.pi))
-
-
-def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -> FloatArray:
-    """Return the expected improvement of each run over the smallest logarithm, shape ``(rows,)``; not negative.
-
-    Args:
-        mean: Of the logarithm of each run, shape ``(rows,)``.
-        deviation: Positive, shape ``(rows,)``.
-        best: Logarithm of the smallest measured value.
-    """
-    distance = (best - mean) / deviation
-    return np.asarray(deviation * np.maximum(distance * ndtr(distance) + _DENSITY * np.exp(-0.5 * distance**2), 0.0))
 
 
 def select_jointly(posterior: Posterior, count: int, seed: int) -> list[tuple[int, float]]:

@@ -13,17 +13,17 @@ import numpy as np
 from schemas.jobs import JobRecord
 from schemas.predictions import Contribution, Neighbour, Objective
 from schemas.runs import RunEnd, RunProfile
-from services.advisor.core.anchor import AnchorKind, anchor_of
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.encoder import Encoder
 from services.advisor.core.table import Table, build
 from services.advisor.core.trained_model import Predictions, ProposedRun
 from services.advisor.core.training_range import TrainingRange
+from services.advisor.core.whole_job_duration import LocalRunKind, whole_job_duration
+from services.advisor.models.explanations import KnownTasks, Medians, contributions
 from services.advisor.models.gp.acquisition import select_jointly
 from services.advisor.models.gp.calibration import LeftOutErrors
-from services.advisor.models.gp.observations import has_anchor
-from services.advisor.models.gp.predictor import FittedGpPredictor, GpPredictor
-from services.advisor.models.gp.reasons import KnownTasks, Medians, contributions
+from services.advisor.models.gp.observations import has_reference
+from services.advisor.models.gp.predictor import GpPredictor
 
 LEVEL: Final = 0.9
 LEAST_ROWS: Final = 8
@@ -33,7 +33,6 @@ OUT_OF_DISTRIBUTION: Final = (
     "all known tasks are of one kind, and this is another: intervals are not calibrated for that"
 )
 NO_LOCAL_RUN: Final = "without a local run (turnbuckle profile) it is unknown how long the job takes"
-REASONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,59 +41,58 @@ class GpModel:
 
     level: float
     encoder: Encoder
-    fitted: FittedGpPredictor
+    fitted: GpPredictor
     medians: Medians
     tasks: KnownTasks
     training_range: TrainingRange
-    coverage: Mapping[AnchorKind, float]
+    coverage: Mapping[LocalRunKind, float]
     """Of intervals at `level`, see `Predictions.coverage`."""
+    seed: int
 
     def predict(self, table: Table) -> Predictions:
         """Return predictions for one task's rows."""
-        time_s = self.fitted.aimed_at(Objective.TIME).quantiles(table, self.level)
+        time_s = self.fitted.quantiles(table, self.level)
         span = time_s[:, 2] / time_s[:, 0]
-        one_kind = self.fitted.extras.one_kind
+        one_kind = self.fitted.one_kind
         strange = (
             OUT_OF_DISTRIBUTION
             if one_kind is not None and len(table) and one_kind.is_out_of_distribution(table)
             else ""
         )
         wide = f"the {self.level:.0%} interval spans a factor of {{:.0f}}"
-        if len(table) and self.fitted.extras.level.level_variance(table):
+        if len(table) and self.fitted.level.level_variance(table):
             wide = NO_LOCAL_RUN  # its interval spans thousands
         unknown = tuple(
             far or (wide.format(one) if one > SPAN_UNKNOWN else strange)
             for far, one in zip(self.training_range.outside(table), span.tolist(), strict=True)
         )
-        ratio = self.fitted.extras.rates.ratio(table) if self.fitted.extras.rates is not None else np.ones(len(table))
         return Predictions(
-            time_s, self.fitted.feasible(table), ratio, unknown, self.medians.outside(table), self._coverage(table)
-        )
+            time_s, self.fitted.feasibility.probability(table), self.fitted.cost_ratio.predict(table), unknown,
+            self.medians.outside(table), self._coverage(table),
+        )  # fmt: skip
 
     def _coverage(self, table: Table) -> float | None:
-        """Return the coverage on left-out tasks; None for a known task, or without an anchor."""
-        if not len(table) or str(table.task[0]) in self.tasks.points.names or not has_anchor(table).all():
+        """Return the coverage on left-out tasks; None for a known task, or without a reference."""
+        if not len(table) or str(table.task[0]) in self.tasks.points.names or not has_reference(table).all():
             return None
-        return self.coverage.get(AnchorKind.CUT if table.anchor_cut.any() else AnchorKind.FINISHED)
+        return self.coverage.get(LocalRunKind.CUT if table.reference_cut.any() else LocalRunKind.FINISHED)
 
     def contributions(self, table: Table, rows: IntArray) -> list[tuple[Contribution, ...]]:
         """Return each row's features with their factor of the time, strongest first."""
-        if not len(rows):
-            return []
-        return contributions(self.fitted.aimed_at(Objective.TIME), self.medians, table.select(rows), REASONS)
+        return contributions(self.fitted.log_medians, self.medians, table.select(rows))
 
     def neighbours(self, table: Table, count: int) -> tuple[Neighbour, ...]:
         """Return the known tasks nearest to the table's, nearest first."""
-        return self.tasks.nearest(self.fitted, table, count)
+        return self.tasks.nearest(table, count)
 
     def propose(self, table: Table, predictions: Predictions, values: FloatArray, count: int) -> list[ProposedRun]:
         """Return runs that together minimise the expected regret, selected greedily."""
         rows = np.flatnonzero(np.isfinite(values) & (values > 0))
         if not len(rows):
             return []
-        posterior = self.fitted.aimed_at(Objective.TIME).posterior(table.select(rows))
+        posterior = self.fitted.posterior(table.select(rows))
         shift = np.log(values[rows]) - np.log(predictions.time_s[rows, 1])
-        found = select_jointly(posterior.shifted(shift), count, self.fitted.seed)
+        found = select_jointly(posterior.shifted(shift), count, self.seed)
         return [ProposedRun(int(rows[at]), _reason(found, number)) for number, (at, _) in enumerate(found)]
 
 
@@ -123,26 +121,28 @@ class GpAlgorithm:
         rows = int(table.completed(Objective.TIME).sum())
         if rows < LEAST_ROWS:
             raise ValueError(f"{rows} finished jobs are known: at least {LEAST_ROWS} are needed to learn from")
-        fitted = GpPredictor(Objective.TIME).fit(table, seed=seed)
+        fitted = GpPredictor.fit(table, seed=seed)
+        design = fitted.process.design
+        known = KnownTasks.of(design.kernel.tasks, design.tasks, design.task_of)
         return GpModel(
-            self.level, encoder, fitted, Medians.of(table), KnownTasks.of(fitted), TrainingRange.of(table),
-            coverage_of(fitted.extras.left_out, profiles, self.level),
+            self.level, encoder, fitted, Medians.of(table), known, TrainingRange.of(table),
+            coverage_of(fitted.left_out, profiles, self.level), seed,
         )  # fmt: skip
 
 
-def coverage_of(errors: LeftOutErrors, profiles: Mapping[str, RunProfile], level: float) -> dict[AnchorKind, float]:
+def coverage_of(errors: LeftOutErrors, profiles: Mapping[str, RunProfile], level: float) -> dict[LocalRunKind, float]:
     """Return the empirical coverage of intervals on left-out tasks, by kind of local run.
 
-    For local runs that were stopped early: if the same task has a finished one, the difference of the two anchors
+    For local runs that were stopped early: if the same task has a finished one, the difference of the two references
     shifts the task's errors, and the stopped one's variance widens its intervals.
     """
     whole, moves = _finished(profiles), defaultdict(list)
     for profile in profiles.values():
-        anchor = anchor_of(profile.task, profile)
-        if anchor.kind is AnchorKind.CUT and (whole_s := whole.get(profile.task.task)) is not None:
-            moves[profile.task.task].append((math.log(whole_s / anchor.time_s), anchor.log_variance))
+        reference = whole_job_duration(profile.task, profile)
+        if reference.kind is LocalRunKind.CUT and (whole_s := whole.get(profile.task.task)) is not None:
+            moves[profile.task.task].append((math.log(whole_s / reference.time_s), reference.log_variance))
     known = {one: moves[one] for one in moves if one in errors.task}
-    found = {AnchorKind.FINISHED: errors.coverage(level), AnchorKind.CUT: errors.shifted(known).coverage(level)}
+    found = {LocalRunKind.FINISHED: errors.coverage(level), LocalRunKind.CUT: errors.shifted(known).coverage(level)}
     return {kind: held for kind, held in found.items() if held is not None}
 
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GroupKFold
 
-from services.advisor.core.arrays import FloatArray, IntArray
+from services.advisor.core.arrays import BoolArray, FloatArray, TextArray
 from services.advisor.core.table import Table
 from services.advisor.models.gp.space import Space, configuration_space, task_space
 
@@ -49,67 +51,58 @@ class Feasibility:
     middle: float
     """Of the known memory pressures."""
     weights: FloatArray
-    """The intercept first; empty without failures."""
-    base: float
-    """Share of jobs that ran, with half a pseudo-failure."""
+    """Of the inputs; all 0 without failures."""
+    intercept: float
 
     @staticmethod
     def of(table: Table, seed: int) -> Feasibility:
-        """Fit to all rows, failed ones included."""
+        """Fit to all rows, failed ones included. Without failures: the share that ran, with half a pseudo-failure."""
         pressure = memory_pressure(table)
         middle = float(np.nanmedian(pressure)) if np.isfinite(pressure).any() else 0.0
-        base = (float(table.feasible.sum()) + _NEVER) / (len(table) + 2.0 * _NEVER)
-        blank = Feasibility(configuration_space(table), task_space(table), middle, np.zeros(0), base)
-        if table.feasible.all() or not table.feasible.any():
-            return blank
-        inputs = blank.inputs(table)
-        penalty = _chosen(inputs, table, seed)
-        weights = _fit(inputs, table.feasible.astype(np.float64), penalty)
-        return Feasibility(blank.configurations, blank.tasks, middle, weights, base)
-
-    def inputs(self, table: Table) -> FloatArray:
-        """Return shape ``(rows, 1 + coordinates)``; each family of coordinates has the same total prior variance."""
-        pressure = memory_pressure(table) - self.middle
-        parts = [np.ones((len(table), 1)), np.nan_to_num(pressure)[:, None]]
-        for space in (self.configurations, self.tasks):
-            at = space.coordinates(table)
-            parts.extend(at[:, columns] / np.sqrt(len(columns)) for columns in space.members())
-        return np.hstack(parts)
+        odds = (float(table.feasible.sum()) + _NEVER) / (float((~table.feasible).sum()) + _NEVER)
+        spaces = configuration_space(table), task_space(table)
+        inputs = _inputs(spaces, middle, table)
+        weights, intercept = np.zeros(inputs.shape[1]), float(np.log(odds))
+        if table.feasible.any() and not table.feasible.all():
+            found = _fitted(inputs, table.feasible, _penalty(inputs, table.feasible, table.task, seed))
+            weights, intercept = np.asarray(found.coef_[0]), float(found.intercept_[0])
+        return Feasibility(*spaces, middle, weights, intercept)
 
     def probability(self, table: Table) -> FloatArray:
         """Return probabilities that each row runs, shape ``(rows,)``."""
-        if not len(self.weights):
-            return np.full(len(table), self.base)
-        return np.asarray(expit(self.inputs(table) @ self.weights))
+        inputs = _inputs((self.configurations, self.tasks), self.middle, table)
+        return np.asarray(expit(inputs @ self.weights + self.intercept))
 
 
-def _fit(inputs: FloatArray, ran: FloatArray, penalty: float) -> FloatArray:
-    """Return the maximum a posteriori coefficients; the intercept's prior is vague."""
-    precision = np.full(inputs.shape[1], penalty)
-    precision[0] = 1e-3
-
-    def objective(weights: FloatArray) -> tuple[float, FloatArray]:
-        logits = inputs @ weights
-        loss = float(np.logaddexp(0.0, logits).sum() - ran @ logits) + 0.5 * float(precision @ weights**2)
-        return loss, inputs.T @ (expit(logits) - ran) + precision * weights
-
-    found = minimize(objective, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 300})
-    return np.asarray(found.x)
+def _inputs(spaces: tuple[Space, Space], middle: float, table: Table) -> FloatArray:
+    """Return shape ``(rows, 1 + coordinates)``; each family of coordinates has the same total prior variance."""
+    parts = [np.nan_to_num(memory_pressure(table) - middle)[:, None]]
+    for space in spaces:
+        at = space.coordinates(table)
+        parts.extend(at[:, columns] / np.sqrt(len(columns)) for columns in space.members())
+    return np.hstack(parts)
 
 
-def _chosen(inputs: FloatArray, table: Table, seed: int) -> float:
-    """Return the penalty of the smallest loss in cross-validation over tasks."""
-    tasks, task_of = np.unique(table.task, return_inverse=True)
-    if len(tasks) < 2:
+def _fitted(inputs: FloatArray, ran: BoolArray, penalty: float) -> LogisticRegression:
+    return LogisticRegression(C=1.0 / penalty, max_iter=300).fit(inputs, ran)
+
+
+def _penalty(inputs: FloatArray, ran: BoolArray, task: TextArray, seed: int) -> float:
+    """Return the penalty of the smallest loss in cross-validation over tasks; the middle one where that is impossible.
+
+    Folds whose other tasks all ran, or all failed, have nothing to fit and are left out.
+    """
+    tasks = len(np.unique(task))
+    if tasks < 2:
         return PENALTIES[len(PENALTIES) // 2]
-    fold_of = np.random.default_rng(seed).permutation(len(tasks))[task_of] % min(FOLDS, len(tasks))
-    return min(PENALTIES, key=lambda penalty: _loss(inputs, table.feasible.astype(np.float64), fold_of, penalty))
+    splits = GroupKFold(min(FOLDS, tasks), shuffle=True, random_state=seed).split(inputs, ran, task)
+    folds = [(training, test) for training, test in splits if len(np.unique(ran[training])) == 2]
 
+    def loss(penalty: float) -> float:
+        total = 0.0
+        for training, test in folds:
+            chances = _fitted(inputs[training], ran[training], penalty).predict_proba(inputs[test])
+            total += float(log_loss(ran[test], chances, labels=[False, True], normalize=False))
+        return total
 
-def _loss(inputs: FloatArray, ran: FloatArray, fold_of: IntArray, penalty: float) -> float:
-    total = 0.0
-    for fold in np.unique(fold_of):
-        out = fold_of == fold
-        logits = inputs[out] @ _fit(inputs[~out], ran[~out], penalty)
-        total += float(np.logaddexp(0.0, logits).sum() - ran[out] @ logits)
-    return total
+    return min(PENALTIES, key=loss) if folds else PENALTIES[len(PENALTIES) // 2]

@@ -32,10 +32,10 @@ class Level:
     def of(table: Table) -> Level:
         """Return the level of the known tasks, each counting once; all rows have finished."""
         known: dict[str, float] = {}
-        for task, anchor in zip(table.task, table.anchor_time_s, strict=True):
-            if np.isfinite(anchor) and anchor > 0:
-                known.setdefault(str(task), float(np.log(anchor)))
-        blind = ~has_anchor(table)
+        for task, reference in zip(table.task, table.reference_time_s, strict=True):
+            if np.isfinite(reference) and reference > 0:
+                known.setdefault(str(task), float(np.log(reference)))
+        blind = ~has_reference(table)
         own = {
             str(task): float(np.log(table.time_s[blind & (table.task == task)]).mean())
             for task in np.unique(table.task[blind])
@@ -46,26 +46,26 @@ class Level:
 
     def logarithms(self, table: Table) -> FloatArray:
         """Return the logarithm of each row's reference duration, shape ``(rows,)``."""
-        known = has_anchor(table)
-        least = np.log(np.where(table.anchor_least_s > 0, table.anchor_least_s, np.finfo(np.float64).tiny))
+        known = has_reference(table)
+        least = np.log(np.where(table.reference_least_s > 0, table.reference_least_s, np.finfo(np.float64).tiny))
         unknown = np.maximum(self.mean, least)  # at least as long as its local run
         own = np.array([self.own.get(str(task), unknown[row]) for row, task in enumerate(table.task)])
-        return np.where(known, np.log(np.where(known, table.anchor_time_s, 1.0)), own)
+        return np.where(known, np.log(np.where(known, table.reference_time_s, 1.0)), own)
 
     def level_variance(self, table: Table) -> float:
         """Return the variance of the level of one task's rows: 0 with a local run or known rows."""
-        known = bool(has_anchor(table).any()) or bool(len(table) and str(table.task[0]) in self.own)
+        known = bool(has_reference(table).any()) or bool(len(table) and str(table.task[0]) in self.own)
         return 0.0 if known else self.variance
 
 
-def anchor_variance(table: Table) -> FloatArray:
-    """Return the variance of the logarithm of each row's anchor, shape ``(rows,)``; 0 without one."""
-    return np.where(has_anchor(table), table.anchor_variance, 0.0)
+def reference_variance(table: Table) -> FloatArray:
+    """Return the variance of the logarithm of each row's reference, shape ``(rows,)``; 0 without one."""
+    return np.where(has_reference(table), table.reference_variance, 0.0)
 
 
-def has_anchor(table: Table) -> BoolArray:
-    """Return which rows have an anchor: a local run with a known duration of the whole job."""
-    return np.asarray(np.isfinite(table.anchor_time_s) & (table.anchor_time_s > 0))
+def has_reference(table: Table) -> BoolArray:
+    """Return which rows have a reference: a local run with a known duration of the whole job."""
+    return np.asarray(np.isfinite(table.reference_time_s) & (table.reference_time_s > 0))
 
 
 def design_of(kernel: Kernel, table: Table, level: Level) -> Design:

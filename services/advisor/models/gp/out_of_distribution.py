@@ -1,4 +1,4 @@
-"""Out-of-distribution tasks: if the training data cover one kind of task only, others fall back to the mean ranking.
+"""Out-of-distribution tasks: if the training data cover one kind of task only, another kind is answered "not known".
 
 Differences between configurations were then learned among variants of one application, such as its data sizes, and no
 left-out kind can show whether they transfer.
@@ -6,16 +6,12 @@ left-out kind can show whether they transfer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from schemas.predictions import Objective
-from services.advisor.core.arrays import FloatArray
 from services.advisor.core.table import Table
-from services.advisor.models.baselines.workload_agnostic import FittedMeanRanking, MeanRanking
 from services.advisor.models.gp.kernel import Similarity
 from services.advisor.models.gp.space import Points, Space
 
@@ -23,20 +19,19 @@ _NAMES: Final = "task.attr."
 _NETWORK: Final = ("task.layers.", "task.layer_count", "task.parameter_count", "task.forward_flops")
 _SAME: Final = 1.0 - 1e-9
 LEAST_TASKS: Final = 2
-"""With a single task there is no other ranking than its own."""
+"""With a single task there is no other kind to tell it from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneKind:
-    """The only known kind of task, and its mean rankings."""
+    """The only known kind of task."""
 
     space: Space
     """Of tasks."""
     known: Points
-    rankings: Mapping[Objective, FittedMeanRanking]
 
     @staticmethod
-    def of(rows: Table, space: Space, known: Points) -> OneKind | None:
+    def of(space: Space, known: Points) -> OneKind | None:
         """Return None if several kinds of tasks are known, or kinds cannot be distinguished.
 
         Tasks of equal categories are of several kinds if their networks differ.
@@ -47,14 +42,7 @@ class OneKind:
             return None
         if Similarity.between(space, known, known).kind.min() < _SAME:
             return None
-        return OneKind(space, known, {one: MeanRanking(one).fit(rows, seed=0) for one in Objective})
-
-    def scores(self, table: Table, objective: Objective) -> FloatArray | None:
-        """Return the mean ranking's scores of one task's rows; None if they are of the known kind, or unranked."""
-        ranking = self.rankings[objective]
-        if not len(table) or not all(str(key) in ranking.mean_log_rank for key in table.configuration_key):
-            return None
-        return ranking.score(table) if self.is_out_of_distribution(table) else None
+        return OneKind(space, known)
 
     def is_out_of_distribution(self, table: Table) -> bool:
         """Return whether one task's rows are of another kind than the only known one."""

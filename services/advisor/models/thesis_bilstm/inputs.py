@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from services.advisor.core.arrays import AnyArray, FloatArray, IntArray
-from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS, resampled
+from services.advisor.core.encoder import SERIES_CHANNELS, SERIES_STEPS, resampled
 from services.advisor.core.table import Table
 from services.advisor.models.baselines.feature_preprocessing import Preprocessing
 

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 import torch
+from sklearn.metrics import r2_score, roc_auc_score, root_mean_squared_error
 from torch.nn import functional
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import AnyArray, FloatArray
-from services.advisor.models import metrics
 from services.advisor.models.thesis_bilstm.inputs import Rows
 from services.advisor.models.thesis_bilstm.network import Architecture, Network, Output, initialised
 
@@ -156,10 +156,11 @@ def figures(network: Network, loss: Loss, sets: Mapping[str, LabelledRows | None
             actual = training_set.targets.numpy().astype(np.float64)
             predicted = network.output.of(before).numpy().astype(np.float64)
             if loss is Loss.CROSS_ENTROPY:
-                found[f"{name} AUC"] = metrics.auc(actual > 0.5, predicted)
+                both = len(np.unique(actual)) == 2
+                found[f"{name} AUC"] = float(roc_auc_score(actual, predicted)) if both else float("nan")
             else:
-                found[f"{name} R2"] = metrics.r2(actual, predicted)
-                found[f"{name} RMSE"] = metrics.rmse(actual, predicted)
+                found[f"{name} R2"] = float(r2_score(actual, predicted)) if np.ptp(actual) > 0 else float("nan")
+                found[f"{name} RMSE"] = float(root_mean_squared_error(actual, predicted))
     return found
 
 

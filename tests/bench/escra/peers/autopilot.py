@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.allocator.columns import Floats, Ints, SlotArrays
-from services.allocator.cpu.policy_api import CpuTargets, CpuView
+from services.allocator.cpu.pipeline import CpuTargets, CpuView
 from services.allocator.memory.policy import MemoryTargets
 from tests.bench.escra.peers.fitting import MemorySample, fit_cpu, fit_memory
 from tests.bench.escra.profile import ContainerProfile

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.allocator.columns import Bools, Floats, Ints, SlotArrays
-from services.allocator.cpu.policy_api import CpuTargets, CpuView
+from services.allocator.cpu.pipeline import CpuTargets, CpuView
 from tests.bench.escra.peers.fitting import fit_cpu
 from tests.bench.escra.profile import ContainerProfile
 

@@ -22,10 +22,10 @@ from services.allocator.columns import BoolArray, IntArray, Reasons
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.cpu.pipeline import CpuPipeline, budget_us, cpu_view
 from services.allocator.cycle import AllocationCycle, Outcome
-from services.allocator.memory.pipeline import MemoryPipeline, budget_bytes, memory_view
+from services.allocator.memory.policy import MemoryPipeline, budget_bytes, memory_view
 from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.budget import StepContext, StepTime
 from services.allocator.state.cluster_state import ClusterState
-from services.allocator.state.step_context import StepContext, StepTime
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
 from tests.bench.escra.peers.starting import profile_of
@@ -39,9 +39,9 @@ NO_PROFILE = Profile({})
 class ExchangedPolicies:
     """The product's policies until `choose` names another one."""
 
-    def __init__(self, cluster: ClusterState) -> None:
+    def __init__(self, cluster: ClusterState, cpu: CpuPipeline) -> None:
         self.cluster = cluster
-        self.cpu, self.memory = ExchangedCpu(self), ExchangedMemory(self)
+        self.cpu, self.memory = ExchangedCpu(self, cpu), ExchangedMemory(self)
         self.spec: PolicySpec | None = None
         """None: every application's own policy."""
         self.rules: tuple[CpuRule, MemoryRule] | None = None
@@ -63,7 +63,7 @@ class ExchangedPolicies:
         self.spec, self._profile = spec, profile
         self.rules = None if spec is None or spec.ours else rules_for(spec)
         self._started.clear()
-        for state in (self.cpu.escra, self.cpu.waterfill, self.memory.state):
+        for state in (self.cpu.escra.state, self.cpu.waterfill.state, self.memory.state):
             state.forget(np.arange(state.capacity))
         if spec is not None and spec.ours:
             self._set_constants(spec)
@@ -99,15 +99,15 @@ class ExchangedPolicies:
         for period in range(max((len(one.used_us) for one in profiles), default=0)):
             there = [position for position, one in enumerate(profiles) if period < len(one.used_us)]
             used_us = np.array([profiles[position].used_us[period] for position in there], dtype=np.float64)
-            state, fresh = self.cpu.waterfill, np.ones(len(there), dtype=np.bool_)
+            state, fresh = self.cpu.waterfill.state, np.ones(len(there), dtype=np.bool_)
             state.put(slots[there], policy_waterfill.observe(state.take(slots[there]), fresh, used_us))
 
 
 class ExchangedCpu(CpuPipeline):
     """The product's CPU pipeline, by the chosen policy."""
 
-    def __init__(self, policies: ExchangedPolicies) -> None:
-        super().__init__()
+    def __init__(self, policies: ExchangedPolicies, product: CpuPipeline) -> None:
+        super().__init__(product.waterfill, product.escra)
         self._policies = policies
 
     def follow(self, slot_capacity: int, released: IntArray) -> None:
@@ -156,7 +156,7 @@ class ExchangedAllocation(AllocationCycle):
 
     def __init__(self, warm_up_ns: int = 0) -> None:
         super().__init__(warm_up_ns)
-        self.exchanged = ExchangedPolicies(self.cluster)
+        self.exchanged = ExchangedPolicies(self.cluster, self.cpu)
         self.cpu, self.memory = self.exchanged.cpu, self.exchanged.memory
         self._from: AppTable | None = None
         self._exchanged_table: AppTable | None = None

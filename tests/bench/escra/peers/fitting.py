@@ -12,9 +12,8 @@ from typing import Final
 import numpy as np
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import scale_to_fit
-from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, Bools, Floats, Ints, per_app
-from services.allocator.cpu.policy_api import CpuTargets, CpuView, unchanged
+from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, Bools, Floats, Ints, per_app, scale_to_fit
+from services.allocator.cpu.pipeline import CpuTargets, CpuView, unchanged
 from services.allocator.memory.policy import MemoryTargets, MemoryView
 
 NO_WISH: Final = 0

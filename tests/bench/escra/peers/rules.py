@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from services.allocator.columns import Ints, SlotArrays
-from services.allocator.cpu.policy_api import CpuTargets, CpuView
+from services.allocator.cpu.pipeline import CpuTargets, CpuView
 from services.allocator.memory.policy import MemoryTargets
 from tests.bench.escra.peers import autopilot, captain, static, vpa
 from tests.bench.escra.peers.fitting import MemorySample, fit_cpu, fit_memory

@@ -8,9 +8,9 @@ import pytest
 
 from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
-from services.allocator.cpu import dead_band as damping
+from services.allocator.cpu import pipeline as damping
 from services.allocator.cpu import waterfill as policy_waterfill
-from services.allocator.state.step_context import StepTime
+from services.allocator.state.budget import StepTime
 from tests.bench.escra import peer_allocator
 from tests.bench.escra.peers.exchange import NO_PROFILE, ExchangedAllocation
 from tests.bench.escra.peers.rules import rules_for
@@ -106,10 +106,10 @@ def test_switching_starts_all_estimates_anew_and_puts_constants_back() -> None:
     assert cluster.allocation.table.kappa.tolist() == [0.5]
     for _ in range(5):
         cluster.period([[(40_000, 50 * MIB)] * 2] * 2)
-    assert cluster.allocation.exchanged.cpu.waterfill.seen.any()
+    assert cluster.allocation.exchanged.cpu.waterfill.state.seen.any()
     cluster.allocation.choose(parse("captain-0.1"), profile_of_two())
     assert before == (policy_waterfill.HEADROOM_US, damping.CUT_SHARE)
-    assert not cluster.allocation.exchanged.cpu.waterfill.seen.any()
+    assert not cluster.allocation.exchanged.cpu.waterfill.state.seen.any()
     assert cluster.allocation.table.delta_bytes.tolist() == [50 * MIB]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.allocator.cpu import dead_band as damping
+from services.allocator.cpu import pipeline as damping
 from services.allocator.cpu import waterfill as policy_waterfill
 from tests.bench.escra.policies import POLICIES, constant_names, module_of, parse
 

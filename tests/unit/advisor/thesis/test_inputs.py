@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS
+from services.advisor.core.encoder import SERIES_CHANNELS, SERIES_STEPS
 from services.advisor.core.table import Table
 from services.advisor.models.thesis_bilstm.inputs import (
     LAYER_SEGMENTS,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from schemas.predictions import Objective
-from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS
+from services.advisor.core.encoder import SERIES_CHANNELS, SERIES_STEPS
 from services.advisor.models.thesis_bilstm.inputs import Rows
 from services.advisor.models.thesis_bilstm.network import Architecture, Network, Norm, Output, Sizes, initialised
 

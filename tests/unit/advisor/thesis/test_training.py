@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schemas.predictions import Objective
-from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS
+from services.advisor.core.encoder import SERIES_CHANNELS, SERIES_STEPS
 from services.advisor.models.thesis_bilstm.inputs import Rows
 from services.advisor.models.thesis_bilstm.network import Architecture, Output, initialised
 from services.advisor.models.thesis_bilstm.training import (

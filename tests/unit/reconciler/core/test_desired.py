@@ -257,6 +257,16 @@ def test_a_foreign_rule_in_our_pref_keeps_its_mac():
     assert kinds(host) == [ProblemKind.RULE_TAKEN]
 
 
+def test_a_foreign_rule_in_our_pref_that_does_not_match_one_mac_is_reported():
+    host = EdgeHost()
+    host.announce(A, vtep(2))
+    host.kernel.put_filter(replace(foreign(host, A, host.config.pref), mac=None))
+    assert macs(host) == {A}, "flower takes both, so the managed rule is written all the same"
+    (problem,) = wanted(host).problems
+    assert (problem.kind, problem.place) == (ProblemKind.SHADOWED, "rep0")
+    assert f"preference {host.config.pref}" in problem.what
+
+
 @pytest.mark.parametrize("changes", [{"kind": "u32", "mac": None}, {"protocol": 0x0800}])
 def test_a_foreign_rule_of_another_kind_or_protocol_closes_our_pref(changes):
     host = EdgeHost()

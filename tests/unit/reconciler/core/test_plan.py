@@ -15,7 +15,8 @@ from services.reconciler.core import ownership
 from services.reconciler.core.config import ForwardingConfig, OffloadPolicy
 from services.reconciler.core.digest import forwarding_digest, rules_digest
 from services.reconciler.core.operation import OperationKind, Phase
-from services.reconciler.core.plan import flush, plan, tunnel_of
+from services.reconciler.core.ownership import tunnel_of
+from services.reconciler.core.plan import flush, plan
 from services.reconciler.core.problems import ProblemKind
 from tests.support.edge_host import (
     APPLICATION,

@@ -8,7 +8,7 @@ from services._host.kernel_support import FEATURES
 from services._host.netlink.constants import AF_BRIDGE, AF_INET, Rtm
 from services._host.netlink.messages import Message
 from services._host.netlink.objects import Snapshot
-from services._runtime.service.settings import SettingsError
+from services._runtime.settings_error import SettingsError
 from services.reconciler.adapters import network as network_module
 from services.reconciler.adapters.network import KernelNetwork, cause_of
 from services.reconciler.adapters.rights import missing_capability

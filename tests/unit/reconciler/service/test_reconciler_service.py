@@ -20,7 +20,7 @@ from schemas.network import (
 )
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
-from services._host.namespace_lock import lock_path
+from services._host.instance_lock import namespace_lock_path
 from services._host.netlink.objects import Filter
 from services._runtime.service.app import UnusableSettingsError
 from services.reconciler.audit_checkpoint import CheckpointFile
@@ -228,7 +228,7 @@ async def test_a_second_one_of_the_namespace_is_refused(lab, tmp_path):
         with pytest.raises(UnusableSettingsError, match=rf"pid {os.getpid()}, node 'n1'.*kill {os.getpid()}"):
             async with other.reconciler():
                 pass
-        holder = json.loads(lock_path(tmp_path, None).read_bytes())
+        holder = json.loads(namespace_lock_path(tmp_path, None).read_bytes())
         assert holder["node"] == "n1", "the refused one has changed nothing"
     async with lab.reconciler():
         pass
@@ -338,7 +338,7 @@ async def test_without_a_loss_the_next_incarnation_tells_no_gap(lab):
 async def test_a_mark_is_set_before_the_kernel_is_written_to(lab):
     """So that kill -9 between the write and the fact leaves a trace."""
     seen = []
-    path = lock_path(lab.settings.state_directory, None).with_suffix(".audit")
+    path = namespace_lock_path(lab.settings.state_directory, None).with_suffix(".audit")
     lab.network.before_apply = lambda: seen.append(CheckpointFile(path, 0).previous)
     lab.network.learn(mac(1), VTEP)
     async with lab.reconciler():

@@ -1,0 +1,162 @@
+"""The whole job's duration at the local run's configuration, estimated from the local run.
+
+A run that finished after ``W`` seconds, of them ``s`` of start-up (imports, data, rendezvous), and a job with
+``k`` times its work:
+
+    ``T = s + (W - s) k``                      ``Var T = (1 - k)^2 Var s``
+
+A run that was stopped early, with a measured rate of training, has ``W = s + N / r``: ``N`` units of
+work (steps or epochs) at ``r`` per second, known to a relative standard error ``c``. By the delta method
+
+    ``T = s + (W - s) k``                      ``Var T = (1 - k)^2 Var s + ((W - s) k c)^2``
+
+and ``Var log T = Var T / T^2``. Start-up is never scaled. Without a rate the duration so far is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from schemas.jobs import TaskFeatures
+from schemas.runs import RunEnd, RunProfile
+
+NAN: Final = float("nan")
+RATE_ERROR: Final = 0.15
+"""Relative standard error of a rate without one (local runs of version 0.1)."""
+_STARTUP_SHARE: Final = 0.5
+"""An unknown start-up is uniform between 0 and this share of the run; its mean is taken as 0."""
+_GUESSED: Final = "period"
+"""A period of the series: a step or an epoch, undetermined."""
+
+
+class LocalRunKind(StrEnum):
+    """Kind of the local run; the coverage of intervals is measured per kind."""
+
+    FINISHED = "finished"
+    """The local run finished."""
+    CUT = "cut"
+    """The local run was stopped, and its rate is known."""
+    NONE = "none"
+    """No local run, or it was stopped and its rate is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeJobDuration:
+    """Estimate of the whole job's duration at the local run's configuration."""
+
+    kind: LocalRunKind = LocalRunKind.NONE
+    time_s: float = NAN
+    """NaN if unknown."""
+    log_variance: float = 0.0
+    """Of the logarithm of `time_s` around the truth; 0 where the whole job was measured."""
+    least_s: float = NAN
+    """Lower bound from a run without a rate: its duration."""
+    why_unknown: str = ""
+    """Why there is no `time_s`, and the remedy; empty if there is one, or no local run."""
+
+
+def work_ratio(task: TaskFeatures, profile: RunProfile) -> float:
+    """Return the job's training samples over the local run's; 1 if either is unknown."""
+    ratio = 1.0
+    for name in ("epochs", "samples_per_epoch"):
+        here, there = getattr(task, name), getattr(profile.task, name)
+        if here and there:
+            ratio *= here / there
+    return ratio
+
+
+def whole_job_duration(task: TaskFeatures, profile: RunProfile | None) -> WholeJobDuration:
+    """Estimate from a job's features and its local run."""
+    if profile is None or profile.duration_s <= 0 or profile.end is RunEnd.FAILED:
+        return WholeJobDuration()
+    if profile.end is RunEnd.FINISHED:
+        return _finished(profile, work_ratio(task, profile))
+    return _cut(task, profile)
+
+
+def _finished(profile: RunProfile, ratio: float) -> WholeJobDuration:
+    whole_s, startup_s = profile.duration_s, _estimate(profile, "startup_s")
+    known_s = min(startup_s, whole_s) if startup_s is not None else 0.0
+    time_s = known_s + (whole_s - known_s) * ratio
+    error_s = _startup_error_s(profile, whole_s)
+    return WholeJobDuration(LocalRunKind.FINISHED, time_s, ((1.0 - ratio) * error_s / time_s) ** 2)
+
+
+def _cut(task: TaskFeatures, profile: RunProfile) -> WholeJobDuration:
+    startup_s = min(_estimate(profile, "startup_s") or 0.0, profile.duration_s)
+    error = _rate_error(profile)
+    if error is None:
+        return WholeJobDuration(least_s=profile.duration_s, why_unknown=_no_rate(profile))
+    training_s, ratio = _training_s(task, profile, startup_s)
+    if training_s is None:
+        return WholeJobDuration(least_s=profile.duration_s, why_unknown=_no_work(profile))
+    time_s = startup_s + training_s * ratio
+    variance = ((1.0 - ratio) * _startup_error_s(profile, profile.duration_s)) ** 2 + (training_s * ratio * error) ** 2
+    return WholeJobDuration(LocalRunKind.CUT, time_s, variance / time_s**2, profile.duration_s)
+
+
+def _training_s(task: TaskFeatures, profile: RunProfile, startup_s: float) -> tuple[float | None, float]:
+    """Return the training's duration without its start-up, and the factor of the job's work over it."""
+    if (whole_s := _estimate(profile, "whole_run_s")) is not None:
+        return max(whole_s, profile.duration_s) - startup_s, work_ratio(task, profile)
+    if (epoch_s := _estimate(profile, "epoch_s")) and task.epochs:
+        samples = task.samples_per_epoch / (profile.task.samples_per_epoch or task.samples_per_epoch or 1)
+        return epoch_s * task.epochs, samples or 1.0
+    here = profile.configuration
+    if (
+        (steps_per_s := _estimate(profile, "steps_per_s"))
+        and task.epochs
+        and task.samples_per_epoch
+        and here.batch_size
+    ):
+        batches = math.ceil(math.ceil(task.samples_per_epoch / here.workers) / here.batch_size)
+        return task.epochs * batches / steps_per_s, 1.0
+    return None, 1.0
+
+
+def _rate_error(profile: RunProfile) -> float | None:
+    """Return the rate's relative standard error; None without a reliable rate."""
+    if _estimate(profile, "steps_per_s") is None and _estimate(profile, "epoch_s") is None:
+        return None
+    if profile.configuration.attributes.get("steps_per_s_from") == _GUESSED:
+        return None
+    error = _estimate(profile, "rate_error")
+    return RATE_ERROR if error is None else error
+
+
+def _startup_error_s(profile: RunProfile, lasted_s: float) -> float:
+    """Return the standard error of the start-up's duration."""
+    if _estimate(profile, "startup_s") is not None:
+        return _estimate(profile, "startup_error_s") or 0.0
+    # Second moment of a uniform distribution on [0, a] about 0: a^2 / 3.
+    return _STARTUP_SHARE * lasted_s / math.sqrt(3.0)
+
+
+def _estimate(profile: RunProfile, name: str) -> float | None:
+    """An attribute estimated by the collector (its `profiler/rate.py`); None if absent, negative or not finite."""
+    value = profile.configuration.attributes.get(name)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value >= 0 else None
+
+
+def _stopped(profile: RunProfile) -> str:
+    return f"the local run {profile.run} was stopped after {profile.duration_s:.3g} s"
+
+
+def _no_rate(profile: RunProfile) -> str:
+    return (
+        f"{_stopped(profile)} and its rate of training is not known, so the job takes longer than that, by an unknown "
+        "amount: profile it again with its features (turnbuckle profile --features features.json), let it print "
+        "its epochs or steps, or let it end (fewer epochs)"
+    )
+
+
+def _no_work(profile: RunProfile) -> str:
+    if _estimate(profile, "epoch_s") is not None:
+        return f"{_stopped(profile)} and it is not known how many epochs the job has: say epochs in job.yaml"
+    return (
+        f"{_stopped(profile)} and it is not known how many steps the job has: say epochs and samples_per_epoch in "
+        "job.yaml, and --batch-size to turnbuckle profile"
+    )

@@ -1,0 +1,203 @@
+"""Agent channel: gathers the batches of a period, serves memory requests, sends limit updates and records replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from functools import lru_cache
+
+from schemas.cfs import CfsBatch
+from schemas.limits import LimitReply, LimitUpdate
+from schemas.message import Message
+from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS, Subject, SubjectError
+from services._runtime.bus.api import Bus, BusError, Delivery, Responder, Subscription
+from services._runtime.service.app import Runtime
+from services.allocator.cycle import AllocationCycle
+from services.allocator.settings import AllocatorSettings
+from services.allocator.state.budget import StepTime
+
+GATHER_S = 0.003
+"""Seconds to wait for more batches of a period, to decide all in one step; none once all have arrived."""
+GATHER_WAITS = 8
+"""Consecutive waits while batches keep arriving."""
+REPLY_GATHER_S = 0.005
+"""Replies of many nodes come close together; redistributing after each would send a little to every waiting node."""
+REPLY_TIMEOUT_S = 1.0
+"""A reply takes at most one period and a deadline (130 ms) unless it is lost."""
+
+
+class BatchInbox:
+    """Subscriptions per application, and the batches not handed over yet."""
+
+    def __init__(
+        self, bus: Bus, on_batches: Callable[[list[CfsBatch]], None], on_request: Responder, expected: Callable[[], int]
+    ) -> None:
+        """Hand batches over once ``expected`` of them have arrived, or no more come."""
+        self.subject_mismatches = 0
+        self._bus = bus
+        self._on_batches = on_batches
+        self._on_request = on_request
+        self._expected = expected
+        self._subscriptions: dict[str, list[Subscription]] = {}
+        self._pending: list[CfsBatch] = []
+        self._gathering: asyncio.TimerHandle | None = None
+
+    async def subscribe(self, app: str) -> None:
+        """Subscribe to an application; one already subscribed does not change.
+
+        Raises:
+            BusError: the subscription failed.
+        """
+        if app in self._subscriptions:
+            return
+        subscriptions: list[Subscription] = []
+        self._subscriptions[app] = subscriptions
+        try:
+            subscriptions.append(await self._bus.subscribe(CFS.pattern(self._bus.root, app=app), self.take))
+            requests = MEMORY_REQUESTS.subject(self._bus.root, app=app)
+            subscriptions.append(await self._bus.serve(requests, self._on_request))
+        except BusError:
+            await self.unsubscribe(app)
+            raise
+        if self._subscriptions.get(app) is not subscriptions:  # unsubscribed meanwhile
+            await _stop(subscriptions)
+
+    def unsubscribe(self, app: str) -> Coroutine[None, None, None]:
+        """Unsubscribe at once; the coroutine ends when the server has confirmed."""
+        return _stop(self._subscriptions.pop(app, []))
+
+    async def stop(self) -> None:
+        """Unsubscribe from everything."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+        for app in list(self._subscriptions):
+            await self.unsubscribe(app)
+
+    def take(self, delivery: Delivery) -> None:
+        """Accept a batch."""
+        batch = delivery.message
+        # A server's permissions are by subject: what a batch says of its origin must agree with it.
+        if not isinstance(batch, CfsBatch) or delivery.subject != _batch_subject(self._bus.root, batch.app, batch.node):
+            self.subject_mismatches += 1
+            return
+        self._pending.append(batch)
+        if len(self._pending) == self._expected():
+            self._hand_over()
+        elif self._gathering is None:
+            self._gather(0)
+
+    def _gather(self, seen: int, waits: int = GATHER_WAITS) -> None:
+        """Wait while batches keep arriving; a step costs as much for few of them as for many."""
+        if len(self._pending) > seen and waits:
+            again = asyncio.get_running_loop().call_later
+            self._gathering = again(GATHER_S, self._gather, len(self._pending), waits - 1)
+        else:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        batches, self._pending = self._pending, []
+        self._on_batches(batches)
+
+
+class UpdateSender:
+    """Delivers limit updates and records the replies."""
+
+    def __init__(
+        self,
+        runtime: Runtime[AllocatorSettings],
+        allocation: AllocationCycle,
+        time: Callable[[], StepTime],
+        on_reply: Callable[[], None],
+        may_send: Callable[[], bool],
+    ) -> None:
+        """Deliver for one replica.
+
+        Args:
+            runtime: of the service.
+            allocation: that made the updates.
+            time: current time.
+            on_reply: called soon after replies, once for those that come close together.
+            may_send: whether this replica may still act as an owner; checked when an update goes out.
+        """
+        self.sent = 0
+        self.lost = 0
+        self._runtime = runtime
+        self._allocation = allocation
+        self._step_time = time
+        self._on_reply = on_reply
+        self._may_send = may_send
+        self._outstanding = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, updates: Iterable[LimitUpdate]) -> None:
+        """Send each update in a task of its own."""
+        for update in updates:
+            self.sent += 1
+            self._runtime.spawn(self._deliver(update), name=f"limit update {update.seq}")
+
+    def stop(self) -> None:
+        """Cancel the pending callback."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _deliver(self, update: LimitUpdate) -> None:
+        reply = None
+        try:
+            if self._may_send():  # else an update decided before SIGSTOP could go out after it
+                reply = await self._request(_update_subject(self._runtime.bus.root, update.node), update)
+        except BusError as error:
+            self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
+        if not isinstance(reply, LimitReply):
+            self.lost += 1
+            self._allocation.record_timeout(update)
+            return
+        self._allocation.record_reply(reply, update, self._step_time())
+        if reply.rejection:
+            self._runtime.log.warning("limit_update_rejected", node=update.node, reason=reply.rejection)
+        if reply.node_budget_reason:
+            self._runtime.log.warning(
+                "memory_increase_rejected", node=update.node, seq=update.seq, reason=reply.node_budget_reason
+            )
+        self._call_back_soon()
+
+    async def _request(self, subject: Subject, update: LimitUpdate) -> Message:
+        self._outstanding += 1
+        try:
+            return await self._runtime.bus.request(subject, update, timeout_s=REPLY_TIMEOUT_S)
+        finally:
+            self._outstanding -= 1
+
+    def _call_back_soon(self) -> None:
+        """Call back at once if no other reply is outstanding."""
+        if not self._outstanding:
+            self._call_back()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(REPLY_GATHER_S, self._call_back)
+
+    def _call_back(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._on_reply()
+
+
+async def _stop(subscriptions: list[Subscription]) -> None:
+    for subscription in subscriptions:
+        await subscription.stop()
+
+
+@lru_cache(maxsize=1 << 16)
+def _batch_subject(root: str, app: str, node: str) -> str | None:
+    """None where no subject can carry such names."""
+    try:
+        return CFS.subject(root, app=app, node=node).text
+    except SubjectError:
+        return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _update_subject(root: str, node: str) -> Subject:
+    return LIMIT_UPDATES.subject(root, node=node)

@@ -1,1 +1,0 @@
-"""What an application may still hand out."""

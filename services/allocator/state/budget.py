@@ -1,0 +1,389 @@
+"""Budget of a step: what is committed and what is free, who may be raised, fair shares. Computed once a step; a value.
+
+Committed is the largest value that may be in force (`columns`). sum(committed) <= limit is kept by never raising beyond
+``limit - sum(committed)``; a decrease frees capacity only once the agent has reported the lower value.
+
+Fair shares of an application's memory: what each container is guaranteed where memory is scarce (decision 0035).
+
+    share      = application limit / containers, admitted or announced, whichever are more; whole pages
+    guaranteed = min(share, usage - reclaimable page cache + sigma x share), for each container
+    claims     = sum of max(guaranteed - limit, 0): what containers may still claim of free capacity or reserves
+
+- Where targets exceed what is free, raises up to the share come before raises beyond it (`memory`: first what keeps
+  containers alive, then their recent peak, then comfort).
+- Beyond its share a container is granted nothing of what others may claim, neither by the allocator nor by an agent,
+  and no other limit is decreased below what is guaranteed for its sake.
+- Memory in use is never taken, but for page cache: a container above its share keeps it, and gets nothing more.
+
+All containers of an application weigh the same. Claims sum up to at most sigma x limit, the withheld share.
+
+Headroom of a node is what its agent reports; it rejects what exceeds it (decision 36). Only what will not be rejected
+is requested, so that no update fails every period and no application takes all of a node's headroom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from services.allocator.columns import (
+    MARGIN_BYTES,
+    NO_BOUND,
+    PAGE_BYTES,
+    RECLAIM_BYTES,
+    AppIndex,
+    BoolArray,
+    IntArray,
+    Ints,
+    Reserves,
+    Rows,
+    per_app,
+    scale_to_fit,
+)
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Time of a step, and what is due."""
+
+    now_ns: int
+    """Monotonic."""
+    wall_ns: int
+    """Since the epoch."""
+    reclaim_memory: bool = False
+    """Whether the periodic reclaim is due (thesis 2.4.3)."""
+    stale_after_ns: int = 2_000_000_000
+    """No decisions for containers of a node that has not reported for this long; they keep their share."""
+
+
+@dataclass(slots=True)
+class LeaseState:
+    """Leases of this replica: epoch, and end of the warm-up, per application."""
+
+    warm_up_ns: int
+    epochs: dict[str, int] = field(default_factory=dict)
+    warm_up_ends_ns: dict[str, int] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    """Applications of which an agent has reported a newer epoch."""
+
+    def acquire(self, app: str, epoch: int, now_ns: int) -> None:
+        """Acquire an application."""
+        self.epochs[app], self.warm_up_ends_ns[app] = epoch, now_ns + self.warm_up_ns
+
+    def release(self, app: str) -> bool:
+        """Release an application; returns whether it was owned."""
+        self.lost.discard(app)
+        self.warm_up_ends_ns.pop(app, None)
+        return self.epochs.pop(app, None) is not None
+
+    def owned_apps(self) -> set[str]:
+        """Owned applications that are not lost."""
+        return self.epochs.keys() - self.lost
+
+    def epoch_array(self, apps: Sequence[str]) -> IntArray:
+        """Epoch by application index; 0: not owned."""
+        return np.array([self.epochs.get(app, 0) for app in apps], dtype=np.int64)
+
+    def warmed_up(self, apps: Sequence[str], now_ns: int) -> BoolArray:
+        """By application index: whether its warm-up is over."""
+        ends_ns = np.array([self.warm_up_ends_ns.get(app, 0) for app in apps], dtype=np.int64)
+        over: BoolArray = ends_ns <= now_ns
+        return over
+
+
+def committed_limits(rows: Rows, observe_only: BoolArray) -> tuple[IntArray, IntArray]:
+    """The largest quota and memory limit per row that may be in force.
+
+    A row that is not admitted counts too: its update may have arrived although the reply was lost, and a container may
+    start with limits of its own. Unlimited ones count nothing until their first update is sent.
+
+    Args:
+        rows: all rows.
+        observe_only: rows of applications in mode `observe`: nothing is sent, so the ordered value counts.
+    """
+
+    def committed(kernel: IntArray, inflight: IntArray, ordered: IntArray) -> IntArray:
+        worst = np.maximum(np.maximum(kernel, inflight), 0)
+        return np.where(observe_only, np.where(rows.admitted, ordered, 0), worst)
+
+    return (
+        committed(rows.quota_us, rows.quota_inflight_us, rows.quota_ordered_us),
+        committed(rows.limit_bytes, rows.limit_inflight_bytes, rows.limit_ordered_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Committed sums per application, shape (A,)."""
+
+    quota_committed_us: IntArray
+    limit_committed_bytes: IntArray
+    """Containers' limits and reserves."""
+    reserved_bytes: IntArray
+    containers: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Committed limits: reported values and everything in flight."""
+
+    quota_us: IntArray
+    """By `committed_limits`, shape (N,)."""
+    limit_bytes: IntArray
+    pools: Pools
+
+    @classmethod
+    def of(cls, cluster: ClusterState, table: AppTable) -> Self:
+        """Committed limits now."""
+        rows, apps, node_reserves = cluster.rows, len(cluster.apps), cluster.reserves
+        quota_us, limit_bytes = committed_limits(rows, table.observe_only[rows.app])
+        reserved = np.where(table.observe_only, 0, per_app(node_reserves.app, node_reserves.committed_bytes, apps))
+        pools = Pools(
+            per_app(rows.app, quota_us, apps),
+            per_app(rows.app, limit_bytes, apps) + reserved,
+            reserved,
+            per_app(rows.app, rows.admitted, apps),
+        )
+        return cls(quota_us, limit_bytes, pools)
+
+
+@dataclass(frozen=True, slots=True)
+class FairShares:
+    """Per application, shape (A,); bytes in whole pages."""
+
+    share_bytes: Ints
+    growth_bytes: Ints
+    """Sigma x share: by so much above its usage every container may grow, up to its share, at any time."""
+
+    @classmethod
+    def of(cls, limit_bytes: Ints, withheld_bytes: Ints, containers: Ints) -> FairShares:
+        """Equal shares; of one container where there is none."""
+        count = np.maximum(containers, 1)
+        return cls(limit_bytes // count // PAGE_BYTES * PAGE_BYTES, withheld_bytes // count // PAGE_BYTES * PAGE_BYTES)
+
+    def guaranteed(self, app: AppIndex, used_bytes: Ints) -> Ints:
+        """Guaranteed limit of each container, shape (N,); used: what cannot be reclaimed."""
+        grown = -(-(used_bytes + self.growth_bytes[app]) // PAGE_BYTES) * PAGE_BYTES
+        least: Ints = np.minimum(self.share_bytes[app], grown)
+        return least
+
+
+def claims(guaranteed_bytes: Ints, limit_bytes: Ints) -> Ints:
+    """Guaranteed bytes above the limit of each container, shape (N,)."""
+    above: Ints = np.maximum(guaranteed_bytes - limit_bytes, 0)
+    return above
+
+
+def within_share(app: AppIndex, limit_bytes: Ints, raise_bytes: Ints, shares_bytes: Ints) -> Ints:
+    """The part of each requested raise that stays within the fair share, shape (N,)."""
+    within: Ints = np.clip(shares_bytes[app] - limit_bytes, 0, raise_bytes)
+    return within
+
+
+def counted_bytes(rows: Rows) -> IntArray:
+    """What an agent counts per row at least: its limit, or usage and a margin without one. Shape (N,)."""
+    least = -(-(rows.memory_usage_bytes + MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
+    counted: IntArray = np.where(rows.limit_bytes < 0, least, rows.limit_bytes)
+    return counted
+
+
+def node_headroom(reported: IntArray, rows: Rows, node_reserves: Reserves) -> IntArray:
+    """Headroom by node index less what updates in flight take; `NO_BOUND`: unbounded."""
+    count = len(reported)
+    raised = np.maximum(rows.limit_inflight_bytes - counted_bytes(rows), 0)
+    given = np.where(
+        node_reserves.in_use, np.maximum(node_reserves.inflight_bytes - node_reserves.granted_total_bytes, 0), 0
+    )
+    under_way = per_app(rows.node, raised, count) + per_app(node_reserves.node, given, count)
+    headroom: IntArray = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
+    return headroom
+
+
+def fit_to_nodes(rows: Rows, before: IntArray, ordered: IntArray, headroom: IntArray) -> IntArray:
+    """Memory limits to order, shape (N,): raises within node headroom, in proportion where it is short.
+
+    Args:
+        rows: all rows.
+        before: what was ordered before.
+        ordered: what is to be ordered now.
+        headroom: by node index, from `node_headroom`.
+    """
+    holding = np.maximum(counted_bytes(rows), rows.limit_inflight_bytes)
+    ask = np.where(ordered > before, np.maximum(ordered - holding, 0), 0) // PAGE_BYTES
+    got = scale_to_fit(rows.node, ask, headroom // PAGE_BYTES)
+    bounded = np.maximum(before, holding + got * PAGE_BYTES)
+    bounded = np.where(bounded - before < RECLAIM_BYTES, before, bounded)
+    return np.where(got < ask, bounded, ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCapacity:
+    """Capacity reserved for pending containers per application, shape (A,)."""
+
+    quota_us: IntArray
+    limit_bytes: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What both pipelines decide upon. N: rows, A: applications, M: nodes."""
+
+    cluster: ClusterState
+    table: AppTable
+    time: StepTime
+    epochs: IntArray
+    """A; 0: not owned."""
+    node_seen: BoolArray
+    """M: the node has reported within `StepTime.stale_after_ns`."""
+    reachable: BoolArray
+    """N: reported by a live agent that has acknowledged the epoch, or need not (mode `observe`)."""
+    eligible: BoolArray
+    """A: limits may be raised: every node that may hold containers has reported and acknowledged the epoch."""
+    holdings: Holdings
+    fair: FairShares
+    """Of the containers admitted or announced, whichever are more."""
+    node_headroom: IntArray
+    """M, bytes."""
+    pending: PendingCapacity
+
+    @classmethod
+    def of(
+        cls,
+        cluster: ClusterState,
+        table: AppTable,
+        leases: LeaseState,
+        pending: PendingCapacity,
+        time: StepTime,
+    ) -> Self:
+        """The context of a step, before it orders anything."""
+        rows, holdings = cluster.rows, Holdings.of(cluster, table)
+        last_seen_ns = np.array([state.last_seen_ns for state in cluster.nodes], dtype=np.int64)
+        node_seen = time.now_ns - last_seen_ns <= time.stale_after_ns
+        seen, obeyed = node_seen[rows.node], rows.fenced | table.observe_only[rows.app]
+        # A live agent that has not acknowledged the epoch may still act on a previous owner's updates.
+        acknowledged = np.bincount(rows.app, seen & ~obeyed, len(cluster.apps)) == 0
+        return cls(
+            cluster=cluster,
+            table=table,
+            time=time,
+            epochs=leases.epoch_array(cluster.apps),
+            node_seen=node_seen,
+            reachable=seen & obeyed & ~rows.unreported,
+            eligible=acknowledged & leases.warmed_up(cluster.apps, time.now_ns),
+            holdings=holdings,
+            fair=_fair_shares(table, holdings),
+            node_headroom=_headroom(cluster),
+            pending=pending,
+        )
+
+    def without(self, apps: Iterable[int]) -> StepContext:
+        """The same with these applications, by index, not eligible."""
+        eligible = self.eligible.copy()
+        eligible[list(apps)] = False
+        return replace(self, eligible=eligible)
+
+    def updated(self) -> StepContext:
+        """The same after updates were ordered: what is committed, and what that leaves on nodes, has changed."""
+        holdings = Holdings.of(self.cluster, self.table)
+        return replace(
+            self,
+            holdings=holdings,
+            fair=_fair_shares(self.table, holdings),
+            node_headroom=_headroom(self.cluster),
+        )
+
+    @property
+    def decidable(self) -> BoolArray:
+        """N: rows of announced, owned applications whose agent is reachable."""
+        decidable: BoolArray = self.table.known[self.cluster.rows.app] & self.reachable
+        return decidable
+
+    @property
+    def free_us(self) -> IntArray:
+        """A: CPU limit - committed; negative: over the limit."""
+        return self.table.cpu_limit_us - self.holdings.pools.quota_committed_us
+
+    @property
+    def free_bytes(self) -> IntArray:
+        """A: memory limit - committed; negative: over the limit."""
+        return self.table.memory_limit_bytes - self.holdings.pools.limit_committed_bytes
+
+    @property
+    def guaranteed_bytes(self) -> IntArray:
+        """N: guaranteed limit of each container."""
+        rows = self.cluster.rows
+        used = np.maximum(rows.memory_usage_bytes - rows.memory_reclaimable_bytes, 0)
+        return self.fair.guaranteed(rows.app, used)
+
+
+def capacity_for_pending(context: StepContext, waiting: BoolArray) -> PendingCapacity:
+    """What pending containers, the rows ``waiting``, and announced ones that have not started will need."""
+    cluster, table, holdings = context.cluster, context.table, context.holdings
+    rows, joined = cluster.rows, holdings.pools.containers
+    missing = np.maximum(table.announced - joined, 0)
+    needed = PendingCapacity(missing * table.initial_quota_us, missing * table.initial_memory_bytes)
+    pending = np.flatnonzero(waiting & ~table.observe_only[rows.app])
+    for app in np.unique(rows.app[pending]).tolist():
+        spec, mine = cluster.specs[cluster.apps[app]], pending[rows.app[pending] == app]
+        count = max(int(joined[app]) + len(mine), int(table.announced[app]))
+        unannounced = max(len(mine) - int(missing[app]), 0)
+        usage = int((rows.memory_usage_bytes[mine] + MARGIN_BYTES).sum())
+        quota_us = needed.quota_us[app] + unannounced * spec.initial_quota_us(count)
+        limit_bytes = max(needed.limit_bytes[app] + unannounced * spec.initial_memory_bytes(count), usage)
+        # Limits that they came with are committed already.
+        needed.quota_us[app] = max(quota_us - holdings.quota_us[mine].sum(), 0)
+        needed.limit_bytes[app] = max(limit_bytes - holdings.limit_bytes[mine].sum(), 0)
+    return needed
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What may be ordered of one resource's targets, shape (N,)."""
+
+    ordered: IntArray
+    deferred: IntArray
+    """Targets of which less could be ordered; 0 elsewhere."""
+
+
+def reserve(app: IntArray, ordered: IntArray, target: IntArray, free: IntArray, holding: IntArray) -> Reservation:
+    """How much of each target may be ordered now.
+
+    A target up to what the row has committed is ordered in full. Increases beyond that share the application's free
+    capacity in proportion. (Beyond what is committed, not beyond what was ordered: after a lost reply the kernel may
+    hold less.)
+
+    Args:
+        app: of each row.
+        ordered: per row, as it stands.
+        target: per row; equal to the ordered value where nothing is to change.
+        free: per application, limit - sum(committed) less what is withheld; negative: none.
+        holding: per row, by `committed`.
+
+    Returns:
+        The values to order. Where no target differs, `Reservation.ordered` is ``ordered`` itself.
+    """
+    if np.array_equal(target, ordered):
+        return Reservation(ordered, np.zeros_like(ordered))
+    ask = np.where(target != ordered, np.maximum(target - holding, 0), 0)
+    room = np.maximum(free, 0)
+    asked = np.bincount(app, ask, len(free))
+    share = np.divide(room, asked, out=np.ones(len(free)), where=asked > room)
+    granted = np.floor(ask * share[app]).astype(np.int64)
+    granted = np.where(ask > 0, holding + granted, target)
+    result = np.where(target > ordered, np.maximum(granted, ordered), granted)
+    return Reservation(result, np.where(result < target, target, 0))
+
+
+def _fair_shares(table: AppTable, holdings: Holdings) -> FairShares:
+    containers = np.maximum(holdings.pools.containers, table.announced)
+    return FairShares.of(table.memory_limit_bytes, table.withheld_bytes, containers)
+
+
+def _headroom(cluster: ClusterState) -> IntArray:
+    reported = np.array([state.headroom_bytes for state in cluster.nodes], dtype=np.int64)
+    return node_headroom(reported, cluster.rows, cluster.reserves)

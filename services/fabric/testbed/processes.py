@@ -1,0 +1,62 @@
+"""Processes of the testbed that outlive the command that started them: identified, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from services._runtime.command.errors import CommandError
+
+END_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.02
+
+
+class StartedProcess(BaseModel):
+    """A started process, identified by pid and start time, since pids are reused."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/<pid>/stat."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        with suppress(ChildProcessError):  # not our child: `up` was another process
+            os.waitpid(self.pid, os.WNOHANG)
+        return start_ticks(self.pid) == self.start_ticks
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None: it does not live."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def end(processes: Sequence[StartedProcess], *, at_once: bool = False) -> None:
+    """End them and wait for it; `at_once`: as if the power had failed.
+
+    Raises:
+        CommandError: one does not end.
+    """
+    alive = [process for process in processes if process.is_alive]
+    for number in (signal.SIGKILL,) if at_once else (signal.SIGTERM, signal.SIGKILL):
+        for process in alive:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while alive and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            alive = [process for process in alive if process.is_alive]
+    if alive:
+        raise CommandError(f"does not end: {', '.join(process.name for process in alive)}")
