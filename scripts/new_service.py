@@ -183,6 +183,7 @@ def main() -> None:
         ["ruff", "format", "--quiet", *python],
         ["scripts.generate_docs"],
         ["scripts.generate_dashboards"],
+        ["scripts.generate_chart"],
         ["scripts.schema_snapshots"],
     ):
         subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)  # noqa: S603 - the names above

@@ -18,6 +18,7 @@ CHECKS = (
     "tests/unit/test_docs_fresh.py",
     "tests/integration/test_compose_files.py",
     "tests/integration/test_kubernetes_manifests.py",
+    "tests/integration/test_helm_chart.py",
     "tests/integration/test_systemd_units.py",
     "tests/unit/test_dashboards.py",
     "tests/unit/test_links.py",
