@@ -80,7 +80,7 @@ docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, ta
 	$(BIN)/python -m scripts.generate_chart
 
 asyncapi-page:  ## Build docs/asyncapi.html anew (needs node)
-	@scripts/build_asyncapi_page.sh
+	@scripts/asyncapi/build_page.sh
 
 console:  ## Build the console's page anew (needs node): services/console/static
 	scripts/build_console.sh

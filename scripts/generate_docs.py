@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import schemas.asyncapi
 import services
-from scripts import asyncapi_page, generate_clients, permission_table, service_tables
+from scripts import generate_clients, permission_table, service_tables
+from scripts.asyncapi import document, page
 from services._runtime.service.settings import PREFIX, CommonSettings, SettingInfo
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -72,9 +72,9 @@ def _cells(info: SettingInfo, *, computed: bool) -> tuple[str, ...]:
 def generated() -> dict[Path, str]:
     """Every generated page and its text."""
     return {
-        DOCS / "asyncapi.json": schemas.asyncapi.text(),
+        DOCS / "asyncapi.json": document.text(),
         DOCS / "settings.md": settings_text(),
-        asyncapi_page.PAGE: asyncapi_page.page(),
+        page.PAGE: page.page(),
         permission_table.PAGE: permission_table.page(),
         **generate_clients.pages(),
         **service_tables.pages(),

@@ -73,8 +73,8 @@ INSERTIONS: Final = (
     Insertion("schemas/permissions.py", r"(?m)^READ_ONLY: Final = \(\n", "    ${NAME}_STATE.template,\n"),
     Insertion("schemas/permissions.py", r"(?ms)^    APPS: _BucketUse\(.*?watchers=\(Role\.ALLOCATOR,", " Role.${NAME}"),
     Insertion("schemas/telemetry.py", r"(?ms)^_METRICS: Final = \(.*?,(?=\n\))", _METRICS),
-    Insertion("schemas/asyncapi_examples.py", r"(?m)^from schemas\.apps import .*\n", _IMPORT),
-    Insertion("schemas/asyncapi_examples.py", r"(?m)^_QUERIES: Final.* = \(\n", _EXAMPLES),
+    Insertion("scripts/asyncapi/examples.py", r"(?m)^from schemas\.apps import .*\n", _IMPORT),
+    Insertion("scripts/asyncapi/examples.py", r"(?m)^_QUERIES: Final.* = \(\n", _EXAMPLES),
     Insertion(
         "scripts/service_tables.py", r'(?m)^    "advisor": \(Role\.ADVISOR,\),\n', '    "$name": (Role.${NAME},),\n'
     ),

@@ -22,12 +22,12 @@ import nats
 import numpy as np
 import pytest
 
-from schemas.asyncapi_examples import EXAMPLES
 from schemas.cfs import CfsBatch
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY, encode
 from schemas.message import ColumnType, Message
 from schemas.permissions import Role
 from schemas.registry import CHANNELS, ENDPOINTS
+from scripts.asyncapi.examples import EXAMPLES
 from services._runtime.bus.embedded_server import EmbeddedNats
 from tests.support.authority import make_ca
 from tests.support.secured_nats import NODES, SecuredNats

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from schemas.registry import CHANNELS, ENDPOINTS
-from scripts.asyncapi_page import DOCS, PAGE, SOURCES, shown
+from scripts.asyncapi.page import DOCS, PAGE, SOURCES, shown
 from scripts.console_digest import digest
 from tests.support.chromium import browser
 
@@ -24,7 +24,7 @@ def test_the_page_shows_the_committed_document() -> None:
 
 
 def test_the_page_was_built_from_the_sources_beside_it() -> None:
-    assert f'<meta name="sources" content="{digest(SOURCES)}">' in TEXT, "run scripts/build_asyncapi_page.sh"
+    assert f'<meta name="sources" content="{digest(SOURCES)}">' in TEXT, "run scripts/asyncapi/build_page.sh"
 
 
 def test_the_page_names_the_licences_of_what_it_contains() -> None:

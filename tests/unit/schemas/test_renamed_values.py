@@ -9,12 +9,12 @@ import msgpack
 import pytest
 from pydantic import AliasChoices
 
-from schemas.asyncapi_examples import EXAMPLES
 from schemas.codec import CodecError, decode, encode
 from schemas.message import Message
 from schemas.network import RouteKind
 from schemas.oom import OomCause, OomEvent, OomKind
 from schemas.runs import RunEnd
+from scripts.asyncapi.examples import EXAMPLES
 from tests.support.oom_events import oom_event
 
 RENAMED: dict[type[StrEnum], dict[str, str]] = {

@@ -1,4 +1,4 @@
-"""The contract as an AsyncAPI 3.0 document, emitted from the registry. ``python -m schemas.asyncapi`` prints it.
+"""The contract as an AsyncAPI 3.0 document, emitted from the registry (``python -m scripts.asyncapi.document``).
 
 Payloads travel as msgpack; their JSON schemas describe the decoded map. A byte column is a string of format ``binary``
 whose ``x-numpy-dtype`` says how to read it. AsyncAPI: https://www.asyncapi.com/docs/reference/specification/v3.0.0
@@ -17,10 +17,7 @@ from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
 
-from schemas import asyncapi_words
 from schemas.apps import AppSpec
-from schemas.asyncapi_examples import examples
-from schemas.asyncapi_words import members
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
 from schemas.containers import NodeInfo
 from schemas.kubeoperator import PodSelectors
@@ -42,6 +39,9 @@ from schemas.streams import (
     StreamSpec,
 )
 from schemas.subjects import SubjectTemplate
+from scripts.asyncapi import words
+from scripts.asyncapi.examples import examples
+from scripts.asyncapi.words import members
 
 Document = dict[str, Any]
 
@@ -257,7 +257,7 @@ def _schemas() -> Document:
         for name, schema in properties.items():
             _standardise_bounds(schema)
             _describe_field(name, schema)
-    for name, sentence in asyncapi_words.enums().items():
+    for name, sentence in words.enums().items():
         if name in schemas:
             schemas[name]["description"] = sentence
     return schemas
@@ -265,10 +265,10 @@ def _schemas() -> Document:
 
 def _describe_field(name: str, schema: Document) -> None:
     """Describe a field that has no docstring, or whose numbers are codes."""
-    if "x-numpy-dtype" in schema and name in asyncapi_words.CODES:
-        schema["description"] = "\n".join((schema["description"], "", *members(asyncapi_words.CODES[name])))
-    elif name in asyncapi_words.FIELDS and "$ref" not in schema:
-        schema.setdefault("description", asyncapi_words.FIELDS[name])
+    if "x-numpy-dtype" in schema and name in words.CODES:
+        schema["description"] = "\n".join((schema["description"], "", *members(words.CODES[name])))
+    elif name in words.FIELDS and "$ref" not in schema:
+        schema.setdefault("description", words.FIELDS[name])
 
 
 def _standardise_bounds(schema: Document) -> None:

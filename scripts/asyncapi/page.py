@@ -1,6 +1,6 @@
 """docs/asyncapi.html, the page that shows docs/asyncapi.json: one file, opened from disk, without a network.
 
-What draws it is built by ``scripts/build_asyncapi_page.sh`` from docs/asyncapi-page. The document in it is exchanged
+What draws it is built by ``scripts/asyncapi/build_page.sh`` from docs/asyncapi-page. The document in it is exchanged
 without node, by ``make docs``.
 """
 
@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import schemas.asyncapi
+from scripts.asyncapi import document
 from scripts.console_digest import digest
 
-DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 PAGE: Final = DOCS / "asyncapi.html"
 SOURCES: Final = DOCS / "asyncapi-page"
 _BEGIN: Final = '<script type="application/json" id="document">\n'
@@ -55,7 +55,7 @@ def assembled(built: Path) -> str:
 
 
 def _embedded() -> str:
-    return schemas.asyncapi.text().replace("<", "\\u003c")
+    return document.text().replace("<", "\\u003c")
 
 
 def main() -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from schemas import asyncapi_words
-from schemas.asyncapi import CONTRACT_VERSION, document, text
 from schemas.codec import MESSAGE_TYPES, encode
 from schemas.containers import ContainerEvent
 from schemas.message import ColumnarMessage, Message
 from schemas.queries import ExplainRequest
 from schemas.registry import CHANNELS, ENDPOINTS, Delivery
 from schemas.streams import BUCKETS, STREAMS
+from scripts.asyncapi import words
+from scripts.asyncapi.document import CONTRACT_VERSION, document, text
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = document()
@@ -163,7 +163,7 @@ def test_members_of_enums_and_codes_are_described() -> None:
     assert "- `oom_wait`: Usage reached the limit" in schemas["OomKind"]["description"]
     assert schemas["OomKind"]["description"].count("\n- ") == len(schemas["OomKind"]["enum"])
     assert "- `4 DEMAND_ROSE`" in schemas["LimitDecisions"]["properties"]["quota_reason"]["description"]
-    for name in asyncapi_words.CODES:
+    for name in words.CODES:
         assert any("x-numpy-dtype" in schema.get("properties", {}).get(name, {}) for schema in schemas.values()), name
 
 
@@ -174,7 +174,7 @@ def test_words_for_fields_without_any_are_needed() -> None:
         for name, property_ in schema.get("properties", {}).items()
     }
 
-    assert set(asyncapi_words.FIELDS.items()) <= said
+    assert set(words.FIELDS.items()) <= said
 
 
 def test_encoded_type_name_is_the_documented_one() -> None:
