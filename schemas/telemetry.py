@@ -8,11 +8,14 @@ is one (``messaging.*``, ``error.type``); others begin with ``turnbuckle.``.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
 _UNITS: Final = (("_bytes", "By"), ("_seconds", "s"))
 """Endings of metric names, and their units in OpenTelemetry (UCUM)."""
+DURATION_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Upper bounds of a histogram's buckets: half a millisecond is a step of few containers, a period has 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +28,20 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A counter or gauge that is read on demand."""
+    """A counter or gauge, which is read on demand, or a histogram of durations (`DURATION_BUCKETS_S`)."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     description: str
     labels: tuple[str, ...] = ()
 
     @property
     def otel_unit(self) -> str:
-        """UCUM unit, or nothing: ``By``, ``s``."""
-        return next((unit for ending, unit in _UNITS if self._stem.endswith(ending)), "")
+        """UCUM unit: ``By``, ``s``; else what is counted, in the singular: ``{write}``, ``{core}``; of flags none."""
+        counted = self._stem.rpartition("_")[2]
+        if counted == "info":
+            return ""  # "1" would be a ratio to exporters for Prometheus
+        return next((unit for ending, unit in _UNITS if self._stem.endswith(ending)), f"{{{_singular(counted)}}}")
 
     @property
     def otel_name(self) -> str:
@@ -47,6 +53,10 @@ class MetricSpec:
     @property
     def _stem(self) -> str:
         return self.name.removesuffix("_total")
+
+
+def _singular(noun: str) -> str:
+    return re.sub(r"(?<=ch|ss)es$|s$", "", re.sub(r"ies$", "y", noun))
 
 
 SpanKind = Literal["internal", "client", "server", "producer", "consumer"]
@@ -81,7 +91,9 @@ _ATTRIBUTES: Final = (
     AttributeSpec("messaging.destination.name", "subject"),
     AttributeSpec("messaging.destination.template", "subject with the names of its ids, without the root"),
     AttributeSpec("messaging.message.id", "Nats-Msg-Id, by which the stream deduplicates"),
+    AttributeSpec("app", "application"),
     AttributeSpec("turnbuckle.app", "application"),
+    AttributeSpec("turnbuckle.apps", "applications, 20 at most"),
     AttributeSpec("turnbuckle.node", "host"),
     AttributeSpec("turnbuckle.container", "key of the container"),
     AttributeSpec("turnbuckle.epoch", "epoch of the allocator that decided"),
@@ -119,6 +131,22 @@ _MESSAGE: Final = (
     "messaging.operation.type",
     "messaging.destination.name",
     "messaging.destination.template",
+)
+_OF_AN_APPLICATION: Final[tuple[tuple[str, Literal["counter", "gauge"], str], ...]] = (
+    ("containers", "gauge", "containers that agents report of the application, admitted or not"),
+    ("refused_containers", "gauge", "of these, refused because the application has no capacity left"),
+    ("cpu_limit_cores", "gauge", "the application's CPU limit"),
+    ("cpu_allocated_cores", "gauge", "sum of its containers' CPU limits; what is left of its limit is its pool"),
+    ("memory_limit_bytes", "gauge", "the application's memory limit"),
+    ("memory_allocated_bytes", "gauge", "sum of its containers' memory limits and its reserves"),
+    ("memory_reserve_bytes", "gauge", "of this, reserves that agents may grant without a request"),
+    ("memory_usage_bytes", "gauge", "memory that its containers use"),
+    ("cpu_usage_seconds_total", "counter", "CPU time that its containers used"),
+    ("cpu_unused_seconds_total", "counter", "CPU time within their limits that they did not use (slack)"),
+    ("cpu_throttled_seconds_total", "counter", "time that they were throttled, summed over CPUs"),
+    ("cpu_periods_total", "counter", "CFS periods of its containers"),
+    ("cpu_throttled_periods_total", "counter", "of these, periods in which a container was throttled"),
+    ("oom_kills_total", "counter", "OOM kills in its containers"),
 )
 _METRICS: Final = (
     MetricSpec("turnbuckle_build_info", "gauge", "always 1; which version runs", ("service", "version")),
@@ -202,6 +230,26 @@ _METRICS: Final = (
         "limit hits after which system calls can have failed (ENOMEM)",
     ),
     MetricSpec("turnbuckle_agent_oom_kills_total", "counter", "OOM kills in managed containers"),
+    MetricSpec(
+        "turnbuckle_agent_app_oom_waits_total",
+        "counter",
+        "times that tasks of an application were blocked at their memory limit instead of killed",
+        ("app",),
+    ),
+    MetricSpec(
+        "turnbuckle_agent_app_memory_grants_denied_total",
+        "counter",
+        "memory shortages of an application without a grant",
+        ("app",),
+    ),
+    MetricSpec(
+        "turnbuckle_agent_memory_grant_seconds", "histogram", "from memory near or at its limit to the raised limit"
+    ),
+    MetricSpec(
+        "turnbuckle_agent_limit_update_seconds",
+        "histogram",
+        "from a limit update's arrival until every limit in it is applied; decreases wait for their period's end",
+    ),
     MetricSpec("turnbuckle_agent_drifts_total", "counter", "limits or OOM settings that were modified externally"),
     MetricSpec("turnbuckle_allocator_applications", "gauge", "applications that are announced"),
     MetricSpec("turnbuckle_allocator_owned_applications", "gauge", "applications whose lease this replica holds"),
@@ -237,6 +285,13 @@ _METRICS: Final = (
         "turnbuckle_allocator_subject_mismatch_total", "counter", "messages of another type than their subject's"
     ),
     MetricSpec("turnbuckle_allocator_invalid_samples_total", "counter", "samples with values that no kernel reports"),
+    MetricSpec(
+        "turnbuckle_allocator_step_seconds", "histogram", "an allocation step: from batches to limit updates on the bus"
+    ),
+    *(
+        MetricSpec(f"turnbuckle_app_{name}", kind, description, ("app",))
+        for name, kind, description in _OF_AN_APPLICATION
+    ),
     MetricSpec(
         "turnbuckle_reconciler_rules",
         "gauge",
@@ -336,13 +391,13 @@ _SPANS: Final = (
         "a limit update that changes memory, until every limit in it is applied",
         (
             *("turnbuckle.node", "turnbuckle.epoch", "turnbuckle.limit_update_seq", "turnbuckle.rows"),
-            *("turnbuckle.rows_failed", "turnbuckle.rejection"),
+            *("turnbuckle.rows_failed", "turnbuckle.rejection", "turnbuckle.apps"),
         ),
     ),
     SpanSpec(
         "allocator.decide",
         "an allocation step that changed limits",
-        ("turnbuckle.batches", "turnbuckle.changes", "turnbuckle.limit_updates"),
+        ("turnbuckle.batches", "turnbuckle.changes", "turnbuckle.limit_updates", "turnbuckle.apps"),
     ),
     SpanSpec(
         "allocator.grant_memory",

@@ -32,6 +32,7 @@ class Part:
 PARTS: Final = (
     Part("agent", "Agent: containers, writes, memory", ("turnbuckle_agent_",)),
     Part("allocator", "Allocator: decisions, ownership, reports", ("turnbuckle_allocator_",)),
+    Part("applications", "Applications: usage, limits, slack, throttling, memory", ("turnbuckle_app_",)),
     Part("network", "Network: rules, paths, fast path", ("turnbuckle_reconciler_", "turnbuckle_fast_path_")),
     Part("learning", "Collector and advisor", ("turnbuckle_collector_", "turnbuckle_advisor_")),
     Part("kubeoperator", "Kubernetes operator", ("turnbuckle_kubeoperator_",)),
@@ -43,6 +44,9 @@ OVERVIEW: Final = (
     "turnbuckle_agent_containers",
     "turnbuckle_bus_connected_info",
     "turnbuckle_allocator_changes_total",
+    "turnbuckle_app_cpu_allocated_cores",
+    "turnbuckle_app_cpu_throttled_periods_total",
+    "turnbuckle_allocator_step_seconds",
     "turnbuckle_agent_quota_writes_total",
     "turnbuckle_agent_memory_grants_total",
     "turnbuckle_agent_oom_kills_total",
@@ -56,8 +60,11 @@ OVERVIEW: Final = (
 
 
 def expression(metric: MetricSpec) -> str:
-    """PromQL: counters as rates, each process a line of its own."""
+    """PromQL: counters as rates, histograms as their 99th percentile; each process a line of its own."""
     selected = f'{metric.name}{{instance=~"$instance"}}'
+    if metric.kind == "histogram":
+        rate = f'rate({metric.name}_bucket{{instance=~"$instance"}}[$__rate_interval])'
+        return f"histogram_quantile(0.99, sum by (service, instance, le) ({rate}))"
     return f"rate({selected}[$__rate_interval])" if metric.kind == "counter" else selected
 
 
@@ -89,7 +96,7 @@ def panel(metric: MetricSpec, number: int, position: dict[str, int]) -> dict[str
     return {
         "id": number,
         "type": "timeseries",
-        "title": title + (" (per second)" if metric.kind == "counter" else ""),
+        "title": title + {"counter": " (per second)", "histogram": " (p99)", "gauge": ""}[metric.kind],
         "description": metric.name,
         "datasource": SOURCE,
         "gridPos": position,

@@ -73,6 +73,7 @@ class Agent:
         self._empty_apps: dict[str, int] = {}
         self._events: ContainerEvents | None = None
         self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
+        self._limit_update_s = runtime.telemetry.histogram("turnbuckle_agent_limit_update_seconds")
         self._sampling = False
         self._sources_pending: tuple[ContainerSource, ...] = ()
         self._decrease_timer: asyncio.TimerHandle | None = None
@@ -214,11 +215,13 @@ class Agent:
         node, update = self.node, delivery.message
         if node is None or not isinstance(update, LimitUpdate):
             return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
+        received_s = self._clock.monotonic()
         if self._specs is not None:
             await self._specs.refresh(update)
         with update_span(self._settings.node, update) as current:
             reply = await self._apply_rows(node, update)
-            record_reply(current, reply)
+            record_reply(current, reply, update.apps)
+        self._limit_update_s.observe(self._clock.monotonic() - received_s)
         self._failed_rows.warn(node.limits.take_failures())
         return reply
 

@@ -103,6 +103,7 @@ class Rows:
     previous_memory_usage_bytes: IntArray
     """Usage in the previous report."""
     oom_kills: IntArray
+    """Since the container was found; -1: no sample yet."""
 
     _BOOLEAN = ("acked", "admitted", "observe_only", "fenced", "unreported", "fresh")
 

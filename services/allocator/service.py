@@ -22,7 +22,8 @@ from services._runtime.bus.api import Delivery, Entry, RequestRefusedError, Subs
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
-from services._runtime.telemetry.tracing import NEW_TRACE, Begin, span
+from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, span
+from services.allocator import app_metrics
 from services.allocator.agent_channel import BatchInbox, UpdateSender
 from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
 from services.allocator.leases.membership import Callbacks, Membership
@@ -58,6 +59,7 @@ class Allocator:
         self._queries = Queries(allocation, self._membership, self._clock, self._history)
         self._subscriptions: list[Subscription] = []
         self._reclaimed_s = self._fenced_s = self._paused_s = self._clock.monotonic()
+        self._step_s = runtime.telemetry.histogram("turnbuckle_allocator_step_seconds")
         self.changes = 0
         self.memory_requests = 0
         self.refused_memory_requests = 0
@@ -125,6 +127,7 @@ class Allocator:
             self._reclaimed_s = now_s
         begun_ns = self._clock.time_ns()
         self._act_traced(self._allocation.step(batches, self._step_time(reclaim=reclaim)), begun_ns, len(batches))
+        self._step_s.observe(self._clock.monotonic() - now_s)
         if now_s - self._fenced_s >= FENCE_EVERY_S:
             self._fenced_s = now_s
             self._order(self._allocation.fences_due(self._step_time()))
@@ -148,6 +151,7 @@ class Allocator:
             turnbuckle__batches=batches,
             turnbuckle__changes=sum(decisions.row_count for decisions in outcome.decisions),
             turnbuckle__limit_updates=len(outcome.updates),
+            turnbuckle__apps=tuple(decisions.app for decisions in outcome.decisions if decisions.row_count)[:MAX_APPS],
         ):
             self._act(outcome)
 
@@ -296,6 +300,10 @@ class Allocator:
             "invalid_samples_total": lambda: cluster.counts.invalid_samples,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_allocator_{name}", read)
+        count = self._settings.metrics_applications
+        self._runtime.telemetry.observe_rows(
+            app_metrics.NAMES, "app", lambda: app_metrics.app_metrics(allocation, count)
+        )
 
 
 @lru_cache(maxsize=1 << 16)

@@ -56,6 +56,8 @@ class ReceivedPoint:
     value: float
     attributes: dict[str, Any] = field(hash=False, default_factory=dict)
     is_counter: bool = False
+    buckets: tuple[int, ...] = ()
+    """Of a histogram: observations in each bucket; its value is their sum."""
 
 
 class OtlpReceiver:
@@ -217,6 +219,11 @@ def _points_of(request: Any) -> Iterator[ReceivedPoint]:
         service = str(_attributes(resource_metrics.resource.attributes).get("service.name", ""))
         for scope in resource_metrics.scope_metrics:
             for metric in scope.metrics:
+                if metric.WhichOneof("data") == "histogram":
+                    for point in metric.histogram.data_points:
+                        attributes, counts = _attributes(point.attributes), tuple(point.bucket_counts)
+                        yield ReceivedPoint(metric.name, metric.unit, service, point.sum, attributes, buckets=counts)
+                    continue
                 is_counter = metric.WhichOneof("data") == "sum"
                 for point in (metric.sum if is_counter else metric.gauge).data_points:
                     value = point.as_double if point.WhichOneof("value") == "as_double" else point.as_int

@@ -14,11 +14,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from schemas.telemetry import DURATION_BUCKETS_S
 from services._runtime.telemetry.telemetry import Sample, Telemetry
 
 HEARTBEAT_S: Final = 0.5
@@ -109,6 +111,7 @@ class Health:
             TimeoutError: the event loop does not answer.
         """
         registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         registry.register(_Samples(self.samples()))
         return generate_latest(registry)
 
@@ -122,13 +125,19 @@ class _Samples(Collector):
     def collect(self) -> list[Metric]:
         """One family per metric."""
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        histograms: list[Metric] = []
         for sample in self._samples:
             spec = sample.spec
+            if spec.kind == "histogram":
+                bounds = [*map(floatToGoString, DURATION_BUCKETS_S), "+Inf"]
+                buckets = list(zip(bounds, sample.buckets, strict=True))
+                histograms.append(HistogramMetricFamily(spec.name, spec.description, buckets, sample.value))
+                continue
             if spec.name not in families:
                 family = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
                 families[spec.name] = family(spec.name, spec.description, labels=spec.labels)
             families[spec.name].add_metric([sample.labels[label] for label in spec.labels], sample.value)
-        return list(families.values())
+        return [*families.values(), *histograms]
 
 
 class HealthServer:

@@ -96,6 +96,10 @@ class CommonSettings(BaseSettings):
     health_port: Annotated[
         int | None, Field(ge=0, le=65_535, description="port for /livez, /readyz and /metrics; 0: any; unset: none")
     ] = None
+    metrics_applications: Annotated[
+        int,
+        Field(ge=0, le=10_000, description="applications with metrics of their own, at most, in each process; 0: none"),
+    ] = 50
     shutdown_grace_s: Annotated[
         float, Field(gt=0, le=3600, description="seconds for a graceful shutdown after SIGTERM")
     ] = 8.0

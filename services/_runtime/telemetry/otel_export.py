@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, cast
 
+from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
     ConsoleMetricExporter,
@@ -36,7 +37,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from services._runtime.telemetry import tracing
 from services._runtime.telemetry.logging import get_logger
-from services._runtime.telemetry.otel_metrics import observe_all
+from services._runtime.telemetry.otel_metrics import histogram_recorder, observe_all
 from services._runtime.telemetry.otel_settings import Origin, OtelSettings, SignalSettings
 from services._runtime.telemetry.otel_spans import OtelSpan, OtelTracing
 from services._runtime.telemetry.telemetry import Sample, Telemetry
@@ -78,6 +79,7 @@ class Export:
         self.counts = Counts()
         self._exporters: list[SpanExporter | MetricExporter] = []
         self._providers: list[TracerProvider | MeterProvider] = []
+        self._meter: Meter | None = None
         resource = _resource(origin)
         if settings.traces.exporter != "none":
             self._export_spans(settings.traces, resource, origin.version)
@@ -104,10 +106,13 @@ class Export:
         self._exporters.append(exporter)
         provider = MeterProvider([PeriodicExportingMetricReader(exporter)], resource, shutdown_on_exit=False)
         self._providers.append(provider)
-        observe_all(provider.get_meter(SCOPE), collect)
+        self._meter = provider.get_meter(SCOPE)
+        observe_all(self._meter, collect)
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Offer what became of telemetry as metrics."""
+        """Offer what became of telemetry as metrics, and receive the observations of histograms."""
+        if self._meter is not None:
+            telemetry.forward_histograms(histogram_recorder(self._meter))
         counts, lost = self.counts, "turnbuckle_telemetry_lost_spans_total"
         telemetry.observe("turnbuckle_telemetry_exported_spans_total", lambda: counts.exported)
         telemetry.observe(lost, lambda: counts.overflow, reason="overflow")

@@ -9,7 +9,7 @@ from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from schemas.telemetry import METRICS
+from schemas.telemetry import DURATION_BUCKETS_S, METRICS, MetricSpec
 from services._runtime.telemetry.telemetry import Sample
 
 _FRESH_S: Final = 0.5
@@ -17,7 +17,7 @@ _FRESH_S: Final = 0.5
 
 
 def observe_all(meter: Meter, collect: Callable[[], list[Sample]]) -> None:
-    """Create an instrument for each declared metric; unregistered ones have no observations.
+    """Create an observable instrument for each declared counter and gauge; unregistered ones have no observations.
 
     Args:
         meter: creates them.
@@ -25,8 +25,24 @@ def observe_all(meter: Meter, collect: Callable[[], list[Sample]]) -> None:
     """
     readings = _Readings(collect)
     for spec in METRICS.values():
+        if spec.kind == "histogram":
+            continue
         make = meter.create_observable_counter if spec.kind == "counter" else meter.create_observable_gauge
         make(spec.otel_name, callbacks=[readings.of(spec.name)], unit=spec.otel_unit, description=spec.description)
+
+
+def histogram_recorder(meter: Meter) -> Callable[[MetricSpec], Callable[[float], None]]:
+    """What `Telemetry.forward_histograms` takes: an instrument for each histogram."""
+
+    def recorder(spec: MetricSpec) -> Callable[[float], None]:
+        return meter.create_histogram(
+            spec.otel_name,
+            spec.otel_unit,
+            spec.description,
+            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
+        ).record
+
+    return recorder
 
 
 class _Readings:

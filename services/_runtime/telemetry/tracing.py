@@ -22,6 +22,8 @@ Carrier = Mapping[str, str]
 """Message headers with the trace context (W3C ``traceparent``), or without: no trace."""
 NEW_TRACE: Final[Carrier] = {}
 SYSTEM: Final = "nats"
+MAX_APPS: Final = 20
+"""Applications that one span names."""
 
 
 class UndeclaredTelemetryError(ValueError):

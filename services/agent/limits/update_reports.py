@@ -7,13 +7,13 @@ are counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services._runtime.telemetry.logging import Logger, LogLimiter
-from services._runtime.telemetry.tracing import Span, drop_span, is_on, span
+from services._runtime.telemetry.tracing import MAX_APPS, Span, drop_span, is_on, span
 from services.agent.limits.update_executor import FailedRow
 
 WARN_INTERVAL_S: Final = 60.0
@@ -70,30 +70,31 @@ def update_span(node: str, update: LimitUpdate) -> AbstractContextManager[Span]:
     """Around applying an update."""
     if not update.reserve_given_bytes and not update.column("limit_bytes").any():
         return _NO_SPAN
-    return _span(node, update.epoch, update.seq, update.row_count)
+    return _span(node, update, update.apps)
 
 
-def record_reply(current: Span, reply: LimitReply) -> None:
-    """What became of it; a span of its own where it failed and had none."""
+def record_reply(current: Span, reply: LimitReply, apps: Sequence[str]) -> None:
+    """What became of an update of these applications; a span of its own where it failed and had none."""
     if not is_on():
         return
     failed = sum(status in _NOT_APPLIED for status in reply.column("status").tolist())
     if current is not _NO_SPAN:
         _note_failure(current, reply, failed)
     elif failed or reply.rejection:
-        with _span(reply.node, reply.epoch, reply.seq, reply.row_count) as late:
+        with _span(reply.node, reply, apps) as late:
             _note_failure(late, reply, failed)
     else:
         drop_span()
 
 
-def _span(node: str, epoch: int, seq: int, rows: int) -> AbstractContextManager[Span]:
+def _span(node: str, message: LimitUpdate | LimitReply, apps: Sequence[str]) -> AbstractContextManager[Span]:
     return span(
         "agent.apply_limits",
         turnbuckle__node=node,
-        turnbuckle__epoch=epoch,
-        turnbuckle__limit_update_seq=seq,
-        turnbuckle__rows=rows,
+        turnbuckle__epoch=message.epoch,
+        turnbuckle__limit_update_seq=message.seq,
+        turnbuckle__rows=message.row_count,
+        turnbuckle__apps=tuple(apps)[:MAX_APPS],
     )
 
 

@@ -96,6 +96,9 @@ class MemoryLoop:
         self._poll_s = 0.0
         """What the last poll took."""
         self._published = 0
+        self._grant_s = runtime.telemetry.histogram("turnbuckle_agent_memory_grant_seconds")
+        self._by_app: dict[OomKind, dict[str, int]] = {OomKind.OOM_WAIT: {}, OomKind.GRANT_DENIED: {}}
+        """Events by application, for metrics."""
         self._traces = TraceGroups()
         self._unpublished_reports = False
         """Whether reports of the watchdog are on their way to the stream."""
@@ -257,6 +260,10 @@ class MemoryLoop:
             message_id = f"{self._incarnation.number}-oom-{self._published}"
         subject = OOM_EVENTS.subject(self._bus.root, app=occurrence.app, node=self._incarnation.node)
         self._bus.publish_event(subject, event, message_id=message_id)
+        if kind is OomKind.GRANT and since_ns is not None:
+            self._grant_s.observe(event.latency_us / 1e6)
+        elif kind in {OomKind.OOM_WAIT, OomKind.GRANT_DENIED}:
+            self._count(kind, event.app)
         if kind in {OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS}:
             self._log.warning(f"memory_{kind}", app=event.app, container=event.container, reason=event.reason)
 
@@ -278,6 +285,15 @@ class MemoryLoop:
         observe("turnbuckle_agent_oom_kills_total", lambda: counters.kills)
         observe("turnbuckle_agent_memory_limit_hits_total", lambda: counters.limit_hits)
         observe("turnbuckle_agent_drifts_total", lambda: counters.drifts)
+        by_app = self._runtime.telemetry.observe_by_label
+        by_app("turnbuckle_agent_app_oom_waits_total", "app", lambda: self._by_app[OomKind.OOM_WAIT])
+        by_app("turnbuckle_agent_app_memory_grants_denied_total", "app", lambda: self._by_app[OomKind.GRANT_DENIED])
+
+    def _count(self, kind: OomKind, app: str) -> None:
+        """By application: of those that come first, as many as the setting allows."""
+        counts = self._by_app[kind]
+        if app in counts or len(counts) < self._runtime.settings.metrics_applications:
+            counts[app] = counts.get(app, 0) + 1
 
     def _now_ns(self) -> int:
         return monotonic_ns(self._clock)

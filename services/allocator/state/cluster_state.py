@@ -19,6 +19,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from services.allocator.columns import NO_BOUND, BoolArray, IntArray, Report, ReserveReport, Reserves, Rows, ack, at
+from services.allocator.state.app_usage import AppUsage
 
 STALE_NS: Final = 2_000_000_000
 GRACE_NS: Final = 3_000_000_000
@@ -115,6 +116,7 @@ class ClusterState:
     nodes: list[NodeState] = field(default_factory=list)
     specs: dict[str, AppSpec] = field(default_factory=dict)
     counts: IngestCounts = field(default_factory=IngestCounts)
+    usage: AppUsage = field(default_factory=AppUsage)
     group_count: int = 0
     """Batches per period: pairs of an application and a node that has containers of it."""
     slot_capacity: int = 0
@@ -206,6 +208,7 @@ class ClusterState:
         index = self.app_index(app)
         self._drop(self.rows.app == index)
         self._forget_groups([group for group in self._groups if group[0] == index])
+        self.usage.forget(index)
         for node in self.nodes:
             node.fenced.pop(app, None)
 
@@ -323,6 +326,7 @@ class ClusterState:
         self.rows.reserve[index] = self._groups[app, node].reserve
         self.rows.slot[index] = [self._allocate_slot() for _ in keys]
         self.rows.acked[index] = True
+        self.rows.oom_kills[index] = -1  # kills before the first sample are not this owner's to count
         self.rows.observe_only[index] = self.is_observed(self.apps[app])
         self.rows.fenced[index] = self.apps[app] in self.nodes[node].fenced
         self.keys.extend(keys)
@@ -381,6 +385,7 @@ class ClusterState:
         rows, mine = self.rows, at(index)
         rows.unreported[mine] = False
         rows.previous_memory_usage_bytes[mine] = rows.memory_usage_bytes[mine]
+        self.usage.add(rows.app[mine], reported, rows.oom_kills[mine])
         for name in _COPIED:
             getattr(rows, name)[mine] = reported[name]
         rows.fresh[mine] = fresh
@@ -431,7 +436,7 @@ RANGES = {
 }
 """Values a kernel can report. Anything else is a fault and would overflow sums."""
 
-_COLUMNS = (*RANGES, "throttled", "oom_kills", "periods")
+_COLUMNS = (*RANGES, "throttled", "oom_kills", "periods", "flags")
 """Of a batch, in the order of `_stacked`: those with a range come first."""
 _COPIED = (
     *("memory_usage_bytes", "memory_reclaimable_bytes", "oom_kills"),

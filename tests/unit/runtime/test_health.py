@@ -113,6 +113,11 @@ async def test_metrics_are_prometheus_text() -> None:
     telemetry.observe("turnbuckle_bus_dropped_messages_total", lambda: 1, reason="slow")
     telemetry.observe("turnbuckle_bus_dropped_messages_total", lambda: 2, reason="disconnected")
 
+    telemetry.observe_rows(
+        ("turnbuckle_app_containers", "turnbuckle_app_oom_kills_total"), "app", lambda: {"shop": (3, 1), "web": (2, 0)}
+    )
+    telemetry.histogram("turnbuckle_allocator_step_seconds").observe(0.002)
+
     async with serving(Health(list, telemetry)) as port:
         status, body = await get(port, "/metrics")
 
@@ -126,6 +131,13 @@ async def test_metrics_are_prometheus_text() -> None:
     assert samples["turnbuckle_build_info", '0.1 "x"', "agent"] == 1
     assert samples["turnbuckle_bus_dropped_messages_total", "slow"] == 1
     assert samples["turnbuckle_bus_dropped_messages_total", "disconnected"] == 2
+    assert (samples["turnbuckle_app_containers", "web"], samples["turnbuckle_app_oom_kills_total", "shop"]) == (2, 1)
+    assert samples["turnbuckle_allocator_step_seconds_bucket", "0.001"] == 0
+    assert samples["turnbuckle_allocator_step_seconds_bucket", "0.0025"] == 1
+    assert samples["turnbuckle_allocator_step_seconds_bucket", "+Inf"] == 1
+    assert samples["turnbuckle_allocator_step_seconds_sum",] == 0.002
+    assert samples["process_resident_memory_bytes",] > 1 << 20
+    assert samples["process_cpu_seconds_total",] > 0
 
 
 async def test_garbage_requests() -> None:

@@ -174,13 +174,45 @@ async def test_metrics_are_read_on_the_event_loop(receiver: OtlpReceiver) -> Non
 
 def prometheus_name(spec: MetricSpec) -> str:
     """What OpenTelemetry's exporters make of a name: dots to underscores, unit and `_total` behind."""
-    unit = {"By": "_bytes", "s": "_seconds", "": ""}[spec.otel_unit]
+    unit = {"By": "_bytes", "s": "_seconds"}.get(spec.otel_unit, "")  # annotations such as {write} are left out
     return spec.otel_name.replace(".", "_") + unit + ("_total" if spec.kind == "counter" else "")
 
 
 def test_metrics_have_one_name_on_both_ways() -> None:
     assert {prometheus_name(spec) for spec in METRICS.values()} == set(METRICS)
     assert len({spec.otel_name for spec in METRICS.values()}) == len(METRICS)
+
+
+def test_units_are_those_of_the_unified_code_for_units_of_measure() -> None:
+    """UCUM; what has no unit is annotated with what is counted, in the singular, as semantic conventions do."""
+    units = {name: spec.otel_unit for name, spec in METRICS.items()}
+
+    assert units["turnbuckle_agent_quota_writes_total"] == "{write}"
+    assert units["turnbuckle_allocator_unacknowledged_limit_updates_total"] == "{update}"
+    assert units["turnbuckle_collector_unpublished_records"] == "{record}"
+    assert units["turnbuckle_allocator_stale_batches_total"] == "{batch}"
+    assert units["turnbuckle_advisor_rejected_queries_total"] == "{query}"
+    assert units["turnbuckle_app_cpu_limit_cores"] == "{core}"
+    assert units["turnbuckle_app_memory_usage_bytes"] == "By"
+    assert units["turnbuckle_app_cpu_usage_seconds_total"] == "s"
+    assert units["turnbuckle_bus_connected_info"] == ""
+    assert not [name for name, unit in units.items() if unit.endswith("s}") and not name.endswith(("_loss",))]
+
+
+async def test_histograms_are_exported_with_their_buckets(receiver: OtlpReceiver) -> None:
+    telemetry = Telemetry()
+    health = Health(list, telemetry)
+    beat = asyncio.create_task(health.beat())
+    async with exporting(asked_for(receiver), ORIGIN, telemetry, health.samples):
+        steps = telemetry.histogram("turnbuckle_allocator_step_seconds")
+        for duration_s in (0.0004, 0.003, 0.003, 7.0):
+            steps.observe(duration_s)
+        await until(lambda: any(point.name == "turnbuckle.allocator.step" for point in receiver.points), within_s=60)
+    beat.cancel()
+
+    found = next(point for point in receiver.points if point.name == "turnbuckle.allocator.step")
+    assert (found.unit, found.value) == ("s", pytest.approx(7.0064))
+    assert found.buckets == (1, 0, 0, 2, *[0] * 8, 1)
 
 
 def counts_of(export: Export) -> dict[str, float]:

@@ -21,6 +21,8 @@ EMITTERS: dict[str, Mapping[str, object]] = {
     "counter": METRICS,
     "observe": METRICS,
     "observe_by_label": METRICS,
+    "by_app": METRICS,
+    "histogram": METRICS,
 }
 
 
@@ -51,6 +53,20 @@ def test_every_emitted_name_is_declared() -> None:
             assert name in EMITTERS[called], f"{path}:{node.lineno} emits {name!r}"
 
     assert seen >= 10
+
+
+def test_a_histogram_counts_durations_up_to_each_bound() -> None:
+    telemetry = Telemetry()
+    histogram = telemetry.histogram("turnbuckle_allocator_step_seconds")
+    for duration_s in (0.0005, 0.0006, 0.09, 100.0):  # a bound belongs to its own bucket
+        histogram.observe(duration_s)
+
+    [sample] = telemetry.collect()
+
+    assert list(sample.buckets) == [1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4]
+    assert sample.value == pytest.approx(100.0911)
+    with pytest.raises(UndeclaredTelemetryError, match="is a gauge, not a histogram"):
+        telemetry.histogram("turnbuckle_app_containers")
 
 
 def test_undeclared_names_are_refused() -> None:
