@@ -54,7 +54,7 @@ RIGHTS = {
     "rbac.authorization.k8s.io/v1/ClusterRole": {"rules"},
     "rbac.authorization.k8s.io/v1/ClusterRoleBinding": {"roleRef", "subjects"},
 }
-METRIC = re.compile(r"\bturnbuckle_[a-z0-9_]+")
+METRIC = re.compile(r"\bturnbuckle_[a-z0-9_]+?(?=_bucket\b|\b)")
 Manifest = dict[str, Any]
 
 

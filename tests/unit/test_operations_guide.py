@@ -21,22 +21,27 @@ NO_METRICS = {"turnbuckle_job"}
 """A label of cloud jobs."""
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([
-    *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "services").glob("*/README.md"),
-    *(ROOT / "compose").rglob("README.md"),
+    *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/runbooks").glob("*.md"),
+    *(ROOT / "services").glob("*/README.md"), *(ROOT / "compose").rglob("README.md"),
 ])  # fmt: skip
 OLD_NAMES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n### Renamed\n")[2].partition("\n### ")[0]
 """The one place that names what there was."""
 GUIDE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
-def test_every_alert_says_where_to_look_and_what_to_do() -> None:
+def test_every_alert_has_a_runbook_that_says_where_to_look_and_what_to_do() -> None:
     groups = yaml.safe_load((ROOT / "compose/observability/alerts.yaml").read_text())["groups"]
-    alerts = {rule["alert"] for group in groups for rule in group["rules"]}
+    runbooks = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
 
-    rows = re.findall(r"^\| `(Turnbuckle\w+)` \|([^|]+)\|([^|]+)\|$", GUIDE, flags=re.MULTILINE)
+    listed = dict(re.findall(r"^\| \[(Turnbuckle\w+)\]\((runbooks/\w+\.md)\) \| [^|]+ \|$", GUIDE, flags=re.MULTILINE))
 
-    assert {name for name, _, _ in rows} == alerts
-    assert all(look.strip() and remedy.strip() for _, look, remedy in rows)
+    assert {name: f"docs/{page}" for name, page in listed.items()} == runbooks
+    assert {path.name for path in (ROOT / "docs/runbooks").iterdir()} == {f"{name}.md" for name in runbooks}
+    for name, page in runbooks.items():
+        title, *sections = re.split(r"^#+ ", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        assert title.startswith(f"{name}\n")
+        assert [section.partition("\n")[0] for section in sections] == ["Impact", "Diagnosis", "Mitigation"]
+        assert all(section.partition("\n")[2].strip() for section in sections)
 
 
 def is_command(words: str) -> bool:
