@@ -78,7 +78,7 @@ class Role(StrEnum):
     KUBEOPERATOR = "kubeoperator"
     """Announces and withdraws the applications that a Kubernetes cluster declares."""
     OPERATOR = "operator"
-    """A person who announces applications: all rights but limit updates and messages of services."""
+    """A person who announces applications: asks every query, changes streams; hears observations and events only."""
     OBSERVER = "observer"
     """Reads, changes nothing; also the web console's."""
 
@@ -251,7 +251,7 @@ def _messages_out(identity: Identity, root: str) -> Iterator[str]:
 def _messages_in(identity: Identity, root: str) -> Iterator[str]:
     role = identity.role
     for channel in CHANNELS:
-        # People subscribe to events; only responders subscribe to commands.
+        # People subscribe to observations and events, only responders to commands: nobody may ask what it hears.
         if _receives(role, channel) and channel.template in _FROM_ALL_NODES:
             yield channel.template.pattern(root).text
         elif _receives(role, channel):
@@ -261,7 +261,7 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
             yield _subject(identity, endpoint.template, root)
             yield from ("$SRV.*", f"$SRV.*.{role.value}", f"$SRV.*.{role.value}.*")
     if role is Role.OPERATOR:
-        yield from (f"{root}.>", "$JS.EVENT.>")
+        yield "$JS.EVENT.>"
     if role in PEOPLE:
         yield from (f"{root}.obs.>", f"{root}.evt.>")
         yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in BUCKETS)

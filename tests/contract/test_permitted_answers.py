@@ -32,12 +32,7 @@ def _users(server: SecuredNats) -> list[Identity]:
 
 
 def _answering(server: SecuredNats, subject: str) -> list[Identity]:
-    """Operators may listen to everything, and answer nothing."""
-    return [
-        user
-        for user in _users(server)
-        if user.role is not Role.OPERATOR and allowed(grants(user, "tb").subscribe, subject)
-    ]
+    return [user for user in _users(server) if allowed(grants(user, "tb").subscribe, subject)]
 
 
 @pytest.mark.parametrize("template", _QUESTIONS, ids=lambda each: each.text)

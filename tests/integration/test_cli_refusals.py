@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from schemas.permissions import Role
+from schemas.permissions import PEOPLE, Role
+from schemas.subjects import CFS, Subject
+from services._runtime.bus.nats import NatsBus
 from services.cli.main import app
 from tests.support.authority import make_ca
+from tests.support.cfs_batches import batch
 from tests.support.secured_nats import NODES, SecuredNats
 
 SPEC = "name: shop\ncpu_limit: 2\nmemory_limit: 2GiB\n"
@@ -54,18 +59,51 @@ async def test_an_observer_is_told_whose_key_is_needed(server: SecuredNats, tmp_
 
 
 async def test_a_services_key_is_not_for_people(server: SecuredNats) -> None:
-    """Reading is for observers, too; what a person may listen to is said where he asks for too much."""
+    """Reading is for observers, too."""
     code, output = await run(server.environment(Role.AGENT, NODES[0]), "apps")
 
     assert code == NO_PERMISSION, output
     assert "needs an operator's or observer's key" in output
-    environment = os.environ | server.environment(Role.OBSERVER)  # the command takes signals: not within a thread
-    tap = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli", "tap", "tb.cmd.>", "--count", "1", env=environment, stderr=subprocess.PIPE
-    )
-    _, said = await asyncio.wait_for(tap.communicate(), 60)
-    assert tap.returncode == NO_PERMISSION
-    assert "an observer may to obs.> and evt.>" in said.decode()
+
+
+@pytest.mark.parametrize("role", PEOPLE)
+async def test_people_listen_to_observations_and_events(server: SecuredNats, role: Role) -> None:
+    """By default; what a person may listen to is said where he asks for too much."""
+    agent, subject = await server.bus(Role.AGENT, NODES[0]), CFS.subject("tb", app="shop", node=NODES[0])
+    async with publishing(agent, subject):
+        code, shown, said = await tap(server, role, "--count", "1")
+    await agent.close(2)
+    assert (code, json.loads(shown)["subject"]) == (0, subject.text), said
+
+    for pattern in (">", "cmd.>", "cmd.limits.*"):
+        code, shown, said = await tap(server, role, pattern, "--count", "1")
+        assert (code, shown) == (NO_PERMISSION, ""), said
+        assert "observers may to obs.> and evt.>" in said
+
+
+@asynccontextmanager
+async def publishing(bus: NatsBus, subject: Subject) -> AsyncIterator[None]:
+    """A batch every 20 ms."""
+
+    async def publish() -> None:
+        for tick in itertools.count():
+            bus.publish(subject, batch(tick))
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(publish())
+    yield
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def tap(server: SecuredNats, role: Role, *arguments: str) -> tuple[int | None, str, str]:
+    """The command in a process of its own: it takes signals."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.cli", "tap", *arguments, env=os.environ | server.environment(role),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    shown, said = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, shown.decode(), said.decode()
 
 
 async def test_a_key_that_is_not_known_is_named(server: SecuredNats, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Self
+from collections.abc import Iterator
+from typing import Final, Self
 
 import nats
 from nats.aio.client import Client
@@ -19,7 +20,11 @@ from tests.support.secured_nats import NODES as HOSTS
 from tests.support.secured_nats import SecuredNats
 
 MINE, OTHERS = HOSTS
-_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+_REFUSAL = re.compile(
+    r'permissions violation for (publish with reply|publish|subscription) (?:to|of) "([^"]*)"', re.IGNORECASE
+)
+_NO_REPLY_SUBJECTS: Final = "$JS.ACK."
+"""Reserved by the server, which carries no message of a client that names one to be answered at."""
 
 
 def concrete(template: SubjectTemplate, node: str) -> str:
@@ -28,7 +33,10 @@ def concrete(template: SubjectTemplate, node: str) -> str:
 
 
 def every_subject() -> list[str]:
-    """Of messages, for both hosts; of what is stored; of the server's own interface."""
+    """Of messages, for both hosts; of what is stored; of the server's own interface.
+
+    Whoever may, none of them changes a stream or a consumer: what would is asked of one that is not there.
+    """
     templates = [channel.template for channel in CHANNELS] + [endpoint.template for endpoint in ENDPOINTS]
     subjects = {concrete(template, node) for template in templates for node in HOSTS}
     subjects |= {f"$KV.{bucket.bucket_name('tb')}.{token(node)}" for bucket in BUCKETS for node in HOSTS}
@@ -36,21 +44,39 @@ def every_subject() -> list[str]:
     names = [stream.stream_name("tb") for stream in STREAMS]
     names += [f"KV_{bucket.bucket_name('tb')}" for bucket in BUCKETS]
     names += [f"OBJ_{store.bucket_name('tb')}" for store in OBJECT_STORES]
-    stream_verbs = ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE")
-    # None of these is carried out, whoever may ask: there is no such stream.
-    subjects |= {f"$JS.API.STREAM.{verb}.{name}_NOT" for verb in stream_verbs for name in names}
-    subjects |= {f"$JS.API.STREAM.{verb}.{name}" for verb in ("INFO", "MSG.GET") for name in names}
-    subjects |= {f"$JS.API.DIRECT.GET.{name}" for name in names}
-    subjects |= {f"$JS.API.CONSUMER.{verb}.{name}.c" for verb in ("CREATE", "MSG.NEXT", "DELETE") for name in names}
-    subjects |= {
-        "$SRV.PING",
-        "$SRV.INFO.allocator",
-        "$SRV.STATS.advisor.x",
-        "$SYS.REQ.SERVER.PING",
-        "elsewhere",
-        "tb.new.thing",
-    }
-    return sorted(subjects)
+    subjects |= {subject for name in names for subject in _of_stream(name)}
+    return sorted(subjects | _OTHERS)
+
+
+_OTHERS: Final = {
+    *(f"$JS.API.{rest}" for rest in ("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN")),
+    *(f"$JS.API.ACCOUNT.{rest}" for rest in ("INFO", "PURGE.NOT", "STREAM.MOVE.NOT.NOT", "STREAM.CANCEL_MOVE.NOT.NOT")),
+    "$JS.API.SERVER.REMOVE",
+    "$JS.EVENT.ADVISORY.NOT",
+    "$SRV.PING",
+    "$SRV.INFO.allocator",
+    "$SRV.STATS.advisor.x",
+    "$SYS.REQ.SERVER.PING",
+    "elsewhere",
+    "tb.new.thing",
+}
+
+
+def _of_stream(name: str) -> Iterator[str]:
+    """What may be asked of one stream and its consumers (https://docs.nats.io/reference/reference-protocols/nats_api_reference)."""
+    for verb in (
+        "CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE",
+        "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE",
+    ):  # fmt: skip
+        yield f"$JS.API.STREAM.{verb}.{name}_NOT"
+    yield from (f"$JS.API.STREAM.{verb}.{name}" for verb in ("INFO", "MSG.GET"))
+    yield from (f"$JS.API.DIRECT.GET.{name}", f"$JS.API.DIRECT.GET.{name}.x.1")
+    yield from (f"$JS.API.CONSUMER.{verb}.{name}" for verb in ("CREATE", "LIST", "NAMES"))
+    for verb in (
+        "CREATE", "DURABLE.CREATE", "INFO", "MSG.NEXT", "DELETE", "PAUSE", "UNPIN", "LEADER.STEPDOWN",
+    ):  # fmt: skip
+        yield f"$JS.API.CONSUMER.{verb}.{name}.c"
+    yield from (f"$JS.ACK.{name}.c.1.1.1.1.0", f"$JS.FC.{name}.c.x")
 
 
 class Trial:
@@ -59,7 +85,7 @@ class Trial:
     def __init__(self, server: SecuredNats, identity: Identity) -> None:
         self._server = server
         self._identity = identity
-        self.refused: dict[str, set[str]] = {"publish": set(), "subscription": set()}
+        self.refused: dict[str, set[str]] = {"publish": set(), "publish with reply": set(), "subscription": set()}
         self.client = Client()
 
     async def __aenter__(self) -> Self:
@@ -93,11 +119,12 @@ class Trial:
         return await self._passed("publish", destinations)
 
     async def take_baits(self, subject: str, publisher: Trial, replies: list[str]) -> None:
-        """Receive one message for each reply subject, on a subject that this user may hear.
+        """Receive one message for each reply subject that the server carries, on a subject that this user may hear.
 
         With `allow_responses` the server would now let this user publish to each of them.
         """
         received: set[str] = set()
+        reserved = {reply for reply in replies if reply.startswith(_NO_REPLY_SUBJECTS)}
 
         async def on_message(message: Msg) -> None:
             received.add(message.reply)
@@ -108,7 +135,10 @@ class Trial:
         for reply in replies:
             await publisher.client.publish(subject, b"bait", reply=reply)
         await publisher.client.flush()
-        await until(lambda: received >= set(replies), within_s=60, what="the messages that name a reply subject")
+        expected, refused = set(replies) - reserved, {reply.lower() for reply in reserved}
+        await until(lambda: received >= expected, within_s=60, what="the messages that name a reply subject")
+        await until(lambda: publisher.refused["publish with reply"] == refused, within_s=60, what="their refusal")
+        assert received == expected
 
     async def subscribe(self, subjects: list[str]) -> set[str]:
         """Those that the server lets us hear."""

@@ -39,5 +39,8 @@ async def tap(bus: NatsBus, pattern: str, handler: RawHandler) -> Subscription:
     with as_bus_errors(f"subscribe to {pattern}"):
         await bus.connection.flush(_ANSWER_WITHIN_S)
     if bus.connection.has_refused(pattern):
-        raise NotPermittedError(f"this user may not subscribe to {pattern}: an observer may to obs.> and evt.>")
+        raise NotPermittedError(
+            f"this user may not subscribe to {pattern}: operators and observers may to obs.> and evt.>,"
+            " only services to the commands (cmd) that they answer"
+        )
     return subscription

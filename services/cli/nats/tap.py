@@ -20,7 +20,13 @@ from services.cli.network.lines import network_line
 
 MAX_WAITING: Final = 10_000
 """Messages between the bus and a slow reader; the newest beyond are dropped, and the tap says how many."""
+PUBLISHED: Final = ("obs.>", "evt.>")
+"""Observations and events: all that a person's key may subscribe to."""
 EXAMPLES = """
+On a server with keys (`turnbuckle nats config`) operators and observers see
+observations (obs), events (evt) and, with --absolute, buckets ($KV); commands
+(cmd) are for services only. On a server without keys '>' shows all of them.
+
 Examples:
 
   turnbuckle tap 'obs.cfs.shop.>'
@@ -34,7 +40,13 @@ Examples:
 
 
 def tap_command(  # noqa: PLR0913 - a command's options are its parameters
-    subject: Annotated[str, typer.Argument(help="Subject or pattern, with or without the root 'tb.'.")] = ">",
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            help="Subject or pattern, with or without the root 'tb.'; default: 'obs.>' and 'evt.>'.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")] = None,
     seconds: Annotated[float | None, typer.Option("--for", min=0, help="Stop after so many seconds.")] = None,
@@ -50,7 +62,11 @@ def tap_command(  # noqa: PLR0913 - a command's options are its parameters
     """Print every message of SUBJECT as one line of JSON. Ends cleanly on Ctrl-C and when the reader goes away."""
     del as_json
     options = find_server(server, context)
-    asyncio.run(_Tap(options, raw=raw, text=text).run(_pattern(options, subject, absolute=absolute), count, seconds))
+    if subject is None and absolute:
+        raise typer.BadParameter("--absolute needs a SUBJECT")
+    subjects = PUBLISHED if subject is None else (subject,)
+    patterns = [_pattern(options, each, absolute=absolute) for each in subjects]
+    asyncio.run(_Tap(options, raw=raw, text=text).run(patterns, count, seconds))
 
 
 def _pattern(options: BusOptions, subject: str, *, absolute: bool) -> str:
@@ -94,12 +110,13 @@ class _Tap:
         self._waiting: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue()
         self._dropped = 0
 
-    async def run(self, pattern: str, count: int | None, seconds: float | None) -> None:
+    async def run(self, patterns: list[str], count: int | None, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._waiting.put_nowait, None)
         async with connected(self._options) as bus:
-            await tap(bus, pattern, self._receive)
+            for pattern in patterns:
+                await tap(bus, pattern, self._receive)
             if seconds is not None:
                 loop.call_later(seconds, self._waiting.put_nowait, None)
             await self._print(count)

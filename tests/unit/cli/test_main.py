@@ -49,6 +49,7 @@ def test_no_command_shows_them_all() -> None:
         ["apply"],
         ["exec", "--app", "a"],
         ["tap", "a..b"],
+        ["tap", "--absolute"],
         ["up", "--for", "never"],
         ["up", "--allocators", "0"],
         ["explain", "shop", "--since", "yesterday"],
