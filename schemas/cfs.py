@@ -49,6 +49,8 @@ class CfsBatch(ColumnarMessage):
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """Node budget less memory limits and reserves of all applications on this node; 0 also while MemAvailable is too
     low for increases; -1: the agent sets no bound."""
+    node_cpu_headroom_us: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
+    """CPU budget of the node less the quotas of all containers on it, us per period; -1: the agent sets no bound."""
 
     node_idle_percent: Annotated[int, Field(ge=-1, le=100)] = -1
     """Idle share of the node's CPU time over about three periods; -1: not known."""

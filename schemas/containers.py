@@ -22,6 +22,9 @@ class ContainerChange(StrEnum):
     """The application has no capacity for it; `reason` says why. It stays unmanaged."""
     DRIFTED = "drifted"
     """Its limits were modified externally; `reason` says from what to what, and whether they were restored."""
+    CPU_REFUSED = "cpu_refused"
+    """Its node's CPU budget does not allow an increase of its CPU limit, or a part of it; `reason` has the figures. The
+    event's limits are those that hold."""
 
 
 class ContainerSource(StrEnum):
@@ -50,7 +53,7 @@ class LimitWriter(Message):
 
 
 class ContainerEvent(Message):
-    """A container started, exited, was released, rejected, refused, or drifted."""
+    """A container started, exited, was released, rejected, refused, drifted, or was refused more CPU time."""
 
     type_name: ClassVar[str] = "turnbuckle.container.v1.ContainerEvent"
 
@@ -101,7 +104,12 @@ class NodeInfo(Message):
     committed_memory_bytes: int | None = None
     """Sum of memory limits and reserves, over all applications."""
     committed_cpu_us: int | None = None
-    """Sum of the CPU quotas of managed containers, us per period; those without a quota count as 0."""
+    """Sum of the CPU quotas of managed containers, us per period; those without a quota count what they used last, and
+    at least 1,000 us."""
+    allocatable_cpu_us: int | None = None
+    """Bound of that sum; none: the agent sets no bound."""
+    warns_cpu_overcommit: bool = True
+    """Whether a sum above the node's cores is worth a warning; false also where there is a bound."""
     available_memory_bytes: int | None = None
     """MemAvailable of /proc/meminfo."""
     memory_pressure_percent: float | None = None

@@ -27,7 +27,8 @@ class RowStatus(IntEnum):
     FAILED = 6
     """The kernel rejected it, for example a memory limit below usage (EBUSY); the reply has the current limits."""
     NODE_BUDGET = 7
-    """The node budget does not allow the memory increase, or a part of it; the reply has the current limits."""
+    """A budget of the node does not allow the increase of memory or CPU, or a part of it; the reply has the current
+    limits."""
 
 
 class LimitUpdate(ColumnarMessage):
@@ -102,6 +103,8 @@ class LimitReply(ColumnarMessage):
     reserve_used_bytes: tuple[Count, ...] = ()
     reserve_update_seq: Annotated[tuple[Count, ...], renamed("reserve_update_seq", "reserve_order_seq")] = ()
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
+    """As in `schemas.cfs.CfsBatch`, after the update."""
+    node_cpu_headroom_us: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """As in `schemas.cfs.CfsBatch`, after the update."""
     node_budget_reason: Annotated[str, renamed("node_budget_reason", "node_refusal")] = ""
     """Why rows are `NODE_BUDGET`, or a reserve was given less, with the measured value and the threshold."""

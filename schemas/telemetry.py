@@ -193,6 +193,15 @@ _METRICS: Final = (
     ),
     MetricSpec("turnbuckle_agent_node_committed_bytes", "gauge", "sum of memory limits and reserves"),
     MetricSpec(
+        "turnbuckle_agent_node_cpu_budget_rejections_total",
+        "counter",
+        "CPU limit increases beyond the node's CPU budget, wholly or in part",
+    ),
+    MetricSpec(
+        "turnbuckle_agent_node_allocatable_cores", "gauge", "upper bound for the sum of CPU limits; 0: there is none"
+    ),
+    MetricSpec("turnbuckle_agent_node_committed_cores", "gauge", "sum of CPU limits"),
+    MetricSpec(
         "turnbuckle_agent_guarded_containers",
         "gauge",
         "containers whose memory limit the agent raises before the OOM killer acts",

@@ -21,6 +21,7 @@ from services._runtime.install_hint import package_missing
 from services._runtime.service.app import UnusableSettingsError
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore, NoWatchdog, SimulatedApp, SimulatedHost
+from services.agent.cpu_budget import CpuBudget
 from services.agent.discovery.managed import ManagedDiscovery
 from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
@@ -214,3 +215,9 @@ def node_memory_budget(settings: AgentSettings, host_memory_bytes: int) -> Memor
         default_reserved_bytes(capacity_bytes) if reserved_bytes is None else int(reserved_bytes),
         int(settings.min_available_memory_bytes),
     )
+
+
+def node_cpu_budget(settings: AgentSettings, cores: int) -> CpuBudget | None:
+    """What CPU quotas on a machine with so many cores may add up to; None: whatever they are."""
+    ratio = settings.cpu_overcommit
+    return None if isinstance(ratio, str) else CpuBudget(cores, ratio)

@@ -31,6 +31,7 @@ _FILLS = {
     "tracked_bytes": 0,
     "boundary_ns": 0,
     "reported": (NOTHING_REPORTED, NOTHING_REPORTED, 0),
+    "used_us": 0,
     "budget_usage_us": 0,
     "budget_quota_us": -1,
     "throttled_ns": LONG_AGO_NS,
@@ -58,6 +59,8 @@ class SampleState:
         """A boundary of its CFS periods, as read from the kernel; 0: not known."""
         self.reported: IntArray = np.zeros((0, 3), dtype=np.int64)
         """Throttled periods that were reported before they ended (`services.agent.sampling.usage`)."""
+        self.used_us: IntArray = np.zeros(0, dtype=np.int64)
+        """Per period, by the last sample."""
         self.budget_usage_us: IntArray = np.zeros(0, dtype=np.int64)
         """Cumulative usage that the next usage is compared with (`services.agent.sampling.usage`)."""
         self.budget_quota_us: IntArray = np.zeros(0, dtype=np.int64)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
 from services.agent.containers import ContainerSet, Incarnation, Inventory
+from services.agent.cpu_budget import CpuBudget, NodeCpuBudget
 from services.agent.lifecycle import ContainerLifecycle
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.update_executor import LimitExecutor
@@ -30,6 +31,10 @@ class NodeOptions:
     """Sources of containers, and when (monotonic) their silence no longer leaves the inventory incomplete."""
     memory_budget: MemoryBudget | None = None
     """What memory limits and reserves of all containers may add up to; None: nothing is refused for it."""
+    cpu_budget: CpuBudget | None = None
+    """What CPU quotas of all containers may add up to; None: nothing is refused for it."""
+    warns_of_overcommit: bool = True
+    """Whether CPU quotas beyond the cores are worth a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ def assemble(incarnation: Incarnation, host: Host, store: ReserveStore, options:
     reserves, events = Reserves(store), EventBuffer()
     drift = DriftDetector(containers, reserves, events, reassert=options.reassert)
     memory = MemoryController(containers, reserves, events, drift.check, options.oom_wait_timeout_ns)
-    budget = NodeBudget(options.memory_budget, containers, reserves, events)
+    cpu = NodeCpuBudget(options.cpu_budget, containers, warns=options.warns_of_overcommit)
+    budget = NodeBudget(options.memory_budget, containers, reserves, events, cpu)
     limits = LimitExecutor(containers, budget, memory, drift)
     sampler = Sampler(containers, limits.log, memory, drift, budget)
     lifecycle = ContainerLifecycle(containers, memory, limits, budget)

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
 
+from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerSource, NodeInfo
 from schemas.limits import LimitReply, LimitUpdate
@@ -19,7 +20,7 @@ from services._runtime.bus.api import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
-from services.agent.backend import Backend, build_backend, node_memory_budget
+from services.agent.backend import Backend, build_backend, node_cpu_budget, node_memory_budget
 from services.agent.containers import Incarnation
 from services.agent.discovery.container_events import ContainerEvents, Detail
 from services.agent.discovery.selectors import follow_selectors
@@ -91,9 +92,14 @@ class Agent:
         host = backend.host
         now_ns = self._now_ns()
         deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in backend.source_timeouts_s.items()}
-        budget = node_memory_budget(settings, host.memory_bytes)
-        reassert = settings.on_drift == "reassert"
-        options = NodeOptions(int(settings.oom_wait_timeout_s * 1e9), reassert, deadlines_ns, budget)
+        options = NodeOptions(
+            int(settings.oom_wait_timeout_s * 1e9),
+            settings.on_drift == "reassert",
+            deadlines_ns,
+            node_memory_budget(settings, host.memory_bytes),
+            node_cpu_budget(settings, host.cpu_count),
+            warns_of_overcommit=settings.cpu_overcommit == "warn",
+        )
         node = assemble(Incarnation(settings.node, self._clock.time_ns()), host, backend.reserves, options)
         self._specs = SpecReader(self._runtime, node.containers, node.limits)
         await self._try_register(node, backend)
@@ -231,9 +237,16 @@ class Agent:
         if self._specs is not None:
             self._specs.count_rejections()
         self._flush()
+        self._report_cpu_refusals(node)
         if not settled.done():
             self._schedule_decreases(node)
         return await settled
+
+    def _report_cpu_refusals(self, node: Node) -> None:
+        for refusal in node.budget.cpu.take_refusals():
+            limits = node.containers.limits[refusal.container]
+            detail = Detail(limits.quota_us, limits.limit_bytes, reason=refusal.reason)
+            self._publish_event(node.containers.managed[refusal.container].found, ContainerChange.CPU_REFUSED, detail)
 
     def _schedule_decreases(self, node: Node) -> None:
         """Wake when the next pending decrease is due; a timer costs half of what two tasks do."""
@@ -364,6 +377,10 @@ class Agent:
         observe("turnbuckle_agent_quota_writes_total", lambda: node.containers.writes.quota_writes)
         observe("turnbuckle_agent_memory_writes_total", lambda: node.containers.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.containers.writes.refused_writes)
+        cpu = node.budget.cpu
+        observe("turnbuckle_agent_node_cpu_budget_rejections_total", lambda: cpu.rejections)
+        observe("turnbuckle_agent_node_allocatable_cores", lambda: (cpu.allocatable_us or 0) / PERIOD_US)
+        observe("turnbuckle_agent_node_committed_cores", lambda: cpu.committed_us() / PERIOD_US)
         observe("turnbuckle_agent_no_op_writes_total", lambda: backend.host.no_op_writes)
         observe("turnbuckle_agent_failed_limit_update_rows_total", lambda: self._failed_rows.count)
 

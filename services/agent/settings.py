@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import BeforeValidator, ByteSize, Field
 
 from schemas.sizes import MemorySize
 from services._host.cgroupfs import MANAGED_ROOT
 from services._runtime.service.settings import NodeSettings
+
+MOST_OVERCOMMIT: Final = 1000.0
+
+
+def _overcommit(value: object) -> object:
+    """One sentence for all mistakes, where a union would give one for each of its members."""
+    if value in {"warn", "allow"}:
+        return value
+    try:
+        ratio = float(str(value))
+    except ValueError:
+        ratio = 0.0
+    if not 0 < ratio <= MOST_OVERCOMMIT:
+        raise ValueError(f"must be warn, allow, or a ratio of limits to cores above 0, at most {MOST_OVERCOMMIT:g}")
+    return ratio
 
 
 class AgentSettings(NodeSettings):
@@ -124,6 +139,14 @@ class AgentSettings(NodeSettings):
         MemorySize,
         Field(ge=0, description="while MemAvailable is below, no memory limit is raised and nothing is granted"),
     ] = ByteSize(100 << 20)
+    cpu_overcommit: Annotated[
+        Literal["warn", "allow"] | float,
+        BeforeValidator(_overcommit),
+        Field(
+            description="CPU limits that add up to more than this node's cores. warn: in `apply`, `top`, `explain`; "
+            "allow: no warning; a ratio, such as 1.5: limits add up to at most ratio x cores, raises beyond are refused"
+        ),
+    ] = "warn"
     on_drift: Annotated[
         Literal["reassert", "adopt"],
         Field(description="limits that were modified externally: reassert restores them, adopt takes the new ones"),

@@ -159,7 +159,7 @@ class UpdateSender:
             self._runtime.log.warning("limit_update_rejected", node=update.node, reason=reply.rejection)
         if reply.node_budget_reason:
             self._runtime.log.warning(
-                "memory_increase_rejected", node=update.node, seq=update.seq, reason=reply.node_budget_reason
+                "limit_increase_rejected", node=update.node, seq=update.seq, reason=reply.node_budget_reason
             )
         self._call_back_soon()
 

@@ -177,7 +177,7 @@ class AllocationCycle:
             self.leases.lost |= stale
             self._table = None
             return
-        self.cluster.nodes[node].record_headroom(reply.node_headroom_bytes, reply.report_seq)
+        self.cluster.nodes[node].record_headroom(reply)
         self.cluster.fence_acknowledged(node, ours, reply.report_seq)
         found = self.cluster.find_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)

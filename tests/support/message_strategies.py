@@ -94,10 +94,12 @@ def _nodes() -> st.SearchStrategy[NodeInfo]:
         container_count=INT64,
         version=TEXT,
         memory_guard=TEXT,
+        warns_cpu_overcommit=st.booleans(),
         **{
             name: st.none() | INT64
             for name in (
                 *("allocatable_memory_bytes", "committed_memory_bytes", "committed_cpu_us", "available_memory_bytes"),
+                "allocatable_cpu_us",
             )
         },
         memory_pressure_percent=st.none() | st.floats(0, 100),

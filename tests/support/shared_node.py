@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from schemas.apps import AppSpec
+from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
+from services.agent.cpu_budget import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import NodeOptions
@@ -24,6 +25,11 @@ class SharedNode:
 
     specs: tuple[AppSpec, ...]
     budget: MemoryBudget | None
+    cpu_budget: CpuBudget | None = None
+    busy: bool = False
+    """Containers use all of their quota and are throttled, or without one use a core."""
+    at_rest: set[int] = field(default_factory=set)
+    """Positions of those that are not."""
     host: FakeHost = field(default_factory=FakeHost)
     now_ns: int = 10 * PERIOD_NS
     network: list[tuple] = field(default_factory=list)
@@ -52,7 +58,7 @@ class SharedNode:
     def start_agent(self):
         """A new incarnation over the same containers and the same book of reserves."""
         self.incarnation += 1
-        options = NodeOptions(memory_budget=self.budget)
+        options = NodeOptions(memory_budget=self.budget, cpu_budget=self.cpu_budget)
         self.node = Node("n1", self.incarnation, self.host, self.host.reserve_store, options)
         for found in self.found:
             self.node.found(found)
@@ -71,11 +77,13 @@ class SharedNode:
 
     def run(self, usage_bytes=()):
         """One period: containers use what they want and may; the batches go out."""
-        for found, wanted_bytes in zip(self.found, usage_bytes, strict=False):
+        for position, (found, wanted_bytes) in enumerate(zip(self.found, usage_bytes, strict=False)):
             container = self.host.containers[found.container_id]
             if not container.paused:
                 allowed = wanted_bytes if container.limit_bytes < 0 else min(wanted_bytes, container.limit_bytes)
-                container.run(1000, memory_bytes=allowed)
+                busy, limited = self.busy and position not in self.at_rest, container.quota_us > 0
+                used_us = (container.quota_us if limited else PERIOD_US) if busy else 1000
+                container.run(used_us, throttled=int(busy and limited), memory_bytes=allowed)
         self.now_ns += PERIOD_NS
         with_batches = self.act_of_agent(lambda: self.node.sample(self.now_ns, self.now_ns)[0])
         here = {batch.app for batch in with_batches}
@@ -154,7 +162,7 @@ class SharedNode:
 
     def act_of_agent(self, action: Callable[[], object]):
         """Whatever the agent does, it leads no sum beyond the budget, nor further beyond it than it was found."""
-        before_bytes = self.counted_bytes()
+        before_bytes, before_us = self.counted_bytes(), self.node.budget.cpu.committed_us()
         result = action()
         self.told += self.node.events.take_events()
         for asked in self.node.events.take_requests():
@@ -170,6 +178,8 @@ class SharedNode:
         self.highest_bytes = max(self.highest_bytes, self.limits_bytes())
         if self.budget is not None:
             assert self.limits_bytes() <= max(self.budget.allocatable_bytes, before_bytes)
+        if self.cpu_budget is not None:
+            assert self.quotas_us() <= max(self.cpu_budget.allocatable_us, before_us)
         return result
 
     def containers(self, app=None) -> list[FakeContainer]:
@@ -184,6 +194,10 @@ class SharedNode:
         """Limits, and what the node may still grant by itself."""
         limits = sum(container.limit_bytes for container in self.containers(app) if container.limit_bytes > 0)
         return limits + self.reserves_bytes(app)
+
+    def quotas_us(self):
+        """Of all containers, as the kernel holds them."""
+        return sum(container.quota_us for container in self.containers() if container.quota_us > 0)
 
     def counted_bytes(self):
         """The same, with what those without a limit use and will need for their first one."""

@@ -329,7 +329,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _type_name(field: FieldInfo) -> str:
-    names = [getattr(part, "__name__", str(part)) for part in _parts(field.annotation) if part is not type(None)]
-    literals = [str(arg) for part in _parts(field.annotation) if typing.get_origin(part) is typing.Literal
-                for arg in typing.get_args(part)]  # fmt: skip
-    return " | ".join(literals or names)
+    parts = [part for part in _parts(field.annotation) if part is not type(None)]
+    names = [typing.get_args(part) if typing.get_origin(part) is typing.Literal else [getattr(part, "__name__", part)]
+             for part in parts]  # fmt: skip
+    return " | ".join(str(name) for part in names for name in part)

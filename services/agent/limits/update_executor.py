@@ -27,6 +27,8 @@ class _PendingReply:
     on_settled: Callable[[LimitReply], None]
     room: UpdateHeadroom
     """What the node has left for increases of memory."""
+    cpu_refusal: str = ""
+    """Why increases of CPU quotas were refused, the latest."""
     pending_rows: dict[str, int] = field(default_factory=dict)
     """Row by container, for decreases that are not written yet."""
 
@@ -91,7 +93,7 @@ class LimitExecutor:
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = _PendingReply(update, plan, keys, statuses, on_settled, self._budget.begin())
         self._replies.append(pending)
-        for row in sorted(range(len(plan.rows)), key=lambda row: self._raises_memory(plan.rows[row])):
+        for row in sorted(range(len(plan.rows)), key=lambda row: self._raises(plan.rows[row])):
             pending.statuses[row] = self._start_row(plan.rows[row], pending, row, now_ns)
         self._order_reserves(plan, pending.room, now_ns)
         for container, order in plan.superseded:
@@ -150,7 +152,7 @@ class LimitExecutor:
         if planned.limit_bytes:
             status = self._write_memory(key, planned.limit_bytes, pending.room, now_ns)
         if planned.increase_quota_us:
-            return max(status, self._write_quota(key, planned.increase_quota_us))
+            return max(status, self._raise_quota(planned, pending, now_ns))
         if planned.decrease_quota_us:
             order = pending.update.epoch, pending.update.seq
             if self._must_wait(key, order, now_ns):
@@ -176,10 +178,28 @@ class LimitExecutor:
             self._drift.before_quota_write(key, quota_us)
         return self._containers.write_quota(key, quota_us)
 
-    def _raises_memory(self, planned: RowPlan) -> bool:
-        """Lower limits are written first: a full node can still shift memory from one container to another."""
+    def _raise_quota(self, planned: RowPlan, pending: _PendingReply, now_ns: int) -> RowStatus:
+        key, ordered_us = planned.container, planned.increase_quota_us
+        admitted_us, refusal = self._budget.cpu.admit(key, ordered_us)
+        status = self._write_quota(key, admitted_us) if admitted_us else RowStatus.UNCHANGED
+        if not refusal:
+            return status
+        self._add_reason(key, refusal)
+        pending.cpu_refusal = refusal
+        self._budget.cpu.report_rejection(key, ordered_us, refusal, now_ns)
+        return max(status, RowStatus.NODE_BUDGET)
+
+    def _add_reason(self, key: str, reason: str) -> None:
+        """Memory and CPU of one row may be refused at once."""
+        self._reasons[key] = "; ".join(filter(None, (self._reasons.get(key), reason)))
+
+    def _raises(self, planned: RowPlan) -> tuple[bool, bool]:
+        """Lower limits are written first: a full node can still shift from one container to another.
+
+        Memory before CPU, most of whose decreases wait for their boundary anyway.
+        """
         known = self._containers.limits.get(planned.container)
-        return known is not None and planned.limit_bytes > max(known.limit_bytes, 0)
+        return known is not None and planned.limit_bytes > max(known.limit_bytes, 0), planned.increase_quota_us > 0
 
     def _write_memory(self, key: str, ordered_bytes: int, room: UpdateHeadroom, now_ns: int) -> RowStatus:
         admitted = self._budget.admit(key, ordered_bytes, room)
@@ -189,7 +209,7 @@ class LimitExecutor:
             status = self._write_admitted(key, admitted.limit_bytes, now_ns)
         if admitted.refusal is None:
             return status
-        self._reasons[key] = admitted.refusal.sentence(self._containers.node)
+        self._add_reason(key, admitted.refusal.sentence(self._containers.node))
         self._budget.report_rejection(key, ordered_bytes, before_bytes, admitted.refusal, now_ns)
         return max(status, RowStatus.NODE_BUDGET)
 
@@ -264,7 +284,11 @@ class LimitExecutor:
             reserve_used_bytes=tuple(reserve.used_bytes for reserve in reserves),
             reserve_update_seq=tuple(self.log.reserve_seq(app) for app in plan.fenced_apps),
             node_headroom_bytes=self._budget.headroom_bytes,
-            node_budget_reason=refused.sentence(self._containers.node)
-            if (refused := pending.room.refusal) is not None
-            else "",
+            node_cpu_headroom_us=self._budget.cpu.headroom_us,
+            node_budget_reason=self._budget_reason(pending),
         )
+
+    def _budget_reason(self, pending: _PendingReply) -> str:
+        refused = pending.room.refusal
+        memory = "" if refused is None else refused.sentence(self._containers.node)
+        return "; ".join(filter(None, (memory, pending.cpu_refusal)))

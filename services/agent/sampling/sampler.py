@@ -246,7 +246,7 @@ class Sampler:
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
         """A batch that shows that the node holds no container of the application (any more)."""
         columns: dict[str, list[int]] = {name: [] for name in CfsBatch.column_types}
-        return CfsBatch.build([], columns, **self._head(app, wall_ns, self._budget.headroom_bytes))
+        return CfsBatch.build([], columns, **self._head(app, wall_ns, self._headroom()))
 
     def _reconcile_reserves(self) -> None:
         """What the watchdog has spent is reported together with the limits that it raised."""
@@ -335,6 +335,7 @@ class Sampler:
             self._throttled_at_sample = self.samples_taken
         samples.counters = after
         samples.read_ns[:] = now_ns
+        samples.used_us = sample.used_us
         samples.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
         if snapshot.kernel is None:
             samples.boundary_ns[:] = 0  # files do not show boundaries: they are searched
@@ -359,17 +360,23 @@ class Sampler:
             "limit_update_seq": expected[:, _LIMIT_UPDATE_SEQ],
             "oom_kills": expected[:, _KILLS] - order.first_kills,
         }
-        headroom_bytes = self._budget.headroom_bytes
+        headroom = self._headroom()
         return [
             CfsBatch.build(
                 order.keys[part],
                 {name: column[part] for name, column in columns.items()},
-                **self._head(app, wall_ns, headroom_bytes),
+                **self._head(app, wall_ns, headroom),
             )
             for app, part in apps
         ]
 
-    def _head(self, app: str, wall_ns: int, headroom_bytes: int) -> dict[str, Any]:
+    def _headroom(self) -> dict[str, int]:
+        return {
+            "node_headroom_bytes": self._budget.headroom_bytes,
+            "node_cpu_headroom_us": self._budget.cpu.headroom_us,
+        }
+
+    def _head(self, app: str, wall_ns: int, headroom: dict[str, int]) -> dict[str, Any]:
         reserve = self._reserves.report(app)
         return {
             "app": app,
@@ -383,9 +390,8 @@ class Sampler:
             "reserve_given_bytes": reserve.given_bytes,
             "reserve_used_bytes": reserve.used_bytes,
             "reserve_update_seq": self._log.reserve_seq(app),
-            "node_headroom_bytes": headroom_bytes,
             "node_idle_percent": self._load.idle_percent,
-        }
+        } | headroom
 
 
 def _ordered_rows(order: BatchOrder) -> BoolArray:

@@ -19,13 +19,14 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
 - An application above its limit gets every decrease.
 - On a node whose processors are full nothing is decreased but to fund an increase or to come below the limit. Usage
   there shows what a container got, not what it needs: a decrease makes the next period worse, frees no processor time,
-  and costs a write (decision 40).
+  and costs a write (decision 40). Unless the node has a CPU budget that is nearly used up (decision 62): there it makes
+  room for another application.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -64,6 +65,8 @@ RELEASE_SHARE: Final = 0.01
 """Of the quota: a smaller decrease funds no container and is a write all the same."""
 FULL_IDLE_PERCENT: Final = 5
 """Idle share of a node's processors at which they count as full."""
+SHORT_US: Final = PERIOD_US
+"""A node whose CPU budget leaves less than this (one core) is short of it."""
 COMFORT_SHARE: Final = 0.5
 COMFORT_RAISE_SHARE: Final = 0.25
 """Of the quota."""
@@ -103,10 +106,10 @@ class CpuView:
     """Last ordered: what the kernel will hold when everything has arrived."""
     min_us: Ints
     cap_us: Ints
-    """The container's maximum or the host's CPUs, whichever is less. At most 2**25 (335 cores) with 50,000
-    containers in one application: products of quotas and sums stay below 2**63."""
+    """The least of the container's maximum, the host's CPUs, and what its node's CPU budget leaves. At most 2**25 (335
+    cores) with 50,000 containers in one application: products of quotas and sums stay below 2**63."""
     node_idle_percent: Ints
-    """Idle share of the time of all processors of the row's node; -1: not known."""
+    """Idle share of the time of all processors of the row's node; -1: not known, or the node is short of CPU budget."""
     limit_us: Ints
     """Per application, shape A."""
     params: CpuParameters
@@ -192,7 +195,11 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
     rows, table, mine = context.cluster.rows, context.table, at(index)
     app = rows.app[mine]
     cap_us = np.minimum(rows.host_cpus[mine] * PERIOD_US, table.max_quota_us[app])
-    quota_us = rows.quota_us[mine]
+    quota_us, ordered_us = rows.quota_us[mine], rows.quota_ordered_us[mine]
+    # On a node whose CPU budget is used up nobody is raised beyond what it holds: the rest is for other nodes.
+    headroom_us = context.node_cpu_headroom[rows.node[mine]]
+    cap_us = np.minimum(cap_us, np.maximum(ordered_us, quota_us) + headroom_us)
+    idle_percent = context.cluster.node_idle_percents()[rows.node[mine]]
     return CpuView(
         app=app,
         fresh=rows.fresh[mine],
@@ -201,20 +208,27 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
         throttled_us=rows.throttled_us[mine],
         throttled=rows.throttled[mine] > 0,
         quota_us=np.where(quota_us == UNLIMITED, cap_us, quota_us),
-        ordered_us=rows.quota_ordered_us[mine],
+        ordered_us=ordered_us,
         min_us=np.minimum(table.min_quota_us[app], cap_us),
         cap_us=cap_us,
-        node_idle_percent=context.cluster.node_idle_percents()[rows.node[mine]],
+        node_idle_percent=np.where(headroom_us < SHORT_US, -1, idle_percent),
         limit_us=budget,
         params=CpuParameters(table.kappa, table.gamma_us, table.upsilon_share, table.window),
     )
 
 
 def assign(context: StepContext, targets: IntArray) -> Reservation:
-    """Quotas to order: the targets as far as eligible applications have free capacity, shape (N,)."""
+    """Quotas to order: the targets as far as eligible applications, and the nodes, have free capacity; shape (N,)."""
     rows = context.cluster.rows
     free = np.where(context.eligible, context.free_us - context.pending.quota_us, 0)
-    return reserve(rows.app, rows.quota_ordered_us, targets, free, context.holdings.quota_us)
+    before, holding = rows.quota_ordered_us, context.holdings.quota_us
+    reserved = reserve(rows.app, before, targets, free, holding)
+    if reserved.ordered is before:
+        return reserved
+    ask = np.where(reserved.ordered > before, np.maximum(reserved.ordered - holding, 0), 0)
+    got = scale_to_fit(rows.node, ask, context.node_cpu_headroom)
+    within = np.where(got < ask, np.maximum(before, holding + got), reserved.ordered)
+    return replace(reserved, ordered=within)
 
 
 def apply_dead_band(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:

@@ -204,6 +204,14 @@ def node_headroom(reported: IntArray, rows: Rows, node_reserves: Reserves) -> In
     return headroom
 
 
+def node_cpu_headroom(reported: IntArray, rows: Rows) -> IntArray:
+    """The same of CPU quotas, us per period. A row without a quota counts what it uses."""
+    counted = np.where(rows.quota_us < 0, rows.used_us, rows.quota_us)
+    under_way = per_app(rows.node, np.maximum(rows.quota_inflight_us - counted, 0), len(reported))
+    headroom: IntArray = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
+    return headroom
+
+
 def fit_to_nodes(rows: Rows, before: IntArray, ordered: IntArray, headroom: IntArray) -> IntArray:
     """Memory limits to order, shape (N,): raises within node headroom, in proportion where it is short.
 
@@ -249,6 +257,8 @@ class StepContext:
     """Of the containers admitted or announced, whichever are more."""
     node_headroom: IntArray
     """M, bytes."""
+    node_cpu_headroom: IntArray
+    """M, us per period."""
     pending: PendingCapacity
 
     @classmethod
@@ -278,6 +288,7 @@ class StepContext:
             holdings=holdings,
             fair=_fair_shares(table, holdings),
             node_headroom=_headroom(cluster),
+            node_cpu_headroom=_cpu_headroom(cluster),
             pending=pending,
         )
 
@@ -295,6 +306,7 @@ class StepContext:
             holdings=holdings,
             fair=_fair_shares(self.table, holdings),
             node_headroom=_headroom(self.cluster),
+            node_cpu_headroom=_cpu_headroom(self.cluster),
         )
 
     @property
@@ -387,3 +399,8 @@ def _fair_shares(table: AppTable, holdings: Holdings) -> FairShares:
 def _headroom(cluster: ClusterState) -> IntArray:
     reported = np.array([state.headroom_bytes for state in cluster.nodes], dtype=np.int64)
     return node_headroom(reported, cluster.rows, cluster.reserves)
+
+
+def _cpu_headroom(cluster: ClusterState) -> IntArray:
+    reported = np.array([state.cpu_headroom_us for state in cluster.nodes], dtype=np.int64)
+    return node_cpu_headroom(reported, cluster.rows)

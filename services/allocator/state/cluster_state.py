@@ -65,16 +65,21 @@ class NodeState:
     last_seen_ns: int = 0
     headroom_bytes: int = NO_BOUND
     """Bytes by which memory limits and reserves on the node may still rise, as last reported."""
+    cpu_headroom_us: int = NO_BOUND
+    """Microseconds per period by which CPU quotas on the node may still rise, as last reported."""
     headroom_seq: int = 0
-    """Sequence of the report that `headroom_bytes` comes from."""
+    """Sequence of the report that both come from."""
     idle_percent: int = -1
     """Idle share of the time of its processors, as last reported; -1: unknown."""
     freshness: ReportFreshness = field(default_factory=ReportFreshness)
 
-    def record_headroom(self, headroom_bytes: int, report_seq: int) -> None:
+    def record_headroom(self, report: CfsBatch | LimitReply) -> None:
         """Record the headroom of a report; -1: unbounded."""
-        if report_seq > self.headroom_seq:
-            self.headroom_seq, self.headroom_bytes = report_seq, NO_BOUND if headroom_bytes < 0 else headroom_bytes
+        if report.report_seq > self.headroom_seq:
+            memory_bytes, cpu_us = report.node_headroom_bytes, report.node_cpu_headroom_us
+            self.headroom_seq = report.report_seq
+            self.headroom_bytes = NO_BOUND if memory_bytes < 0 else memory_bytes
+            self.cpu_headroom_us = NO_BOUND if cpu_us < 0 else cpu_us
 
 
 @dataclass(slots=True)
@@ -246,7 +251,7 @@ class ClusterState:
             state = self.nodes[node]
         group.report_seq, group.out_of_order_since_ns = batch.report_seq, None
         state.last_seen_ns = now_ns
-        state.record_headroom(batch.node_headroom_bytes, batch.report_seq)
+        state.record_headroom(batch)
         state.idle_percent = batch.node_idle_percent
         return app, node
 

@@ -1,7 +1,7 @@
 """What applications may use against what nodes have; nodes that are full or under pressure. Pure, but for reading.
 
 A node's agent refuses memory that its node does not have (docs/decisions/0036); processors are shared, so more of them
-may be promised than there are. Both are said here, with figures.
+may be promised than there are, unless the node's settings say otherwise (0062). Both are said here, with figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services._runtime.command.output import format_bytes, format_cores
 MOST_NAMES: Final = 8
 """Applications that a warning names, the largest first."""
 FULL_SHARE: Final = 0.95
-"""A node with more of its memory committed is called nearly full."""
+"""A node with more of its memory, or CPU budget, committed is called nearly full."""
 HIGH_PRESSURE_PERCENT: Final = 50.0
 """From here on pressure is told: some task waited for more than half of the last ten seconds."""
 
@@ -77,15 +77,22 @@ def _memory_warnings(spec: AppSpec, together: list[AppSpec], nodes: Sequence[Nod
 
 
 def _cpu_warnings(spec: AppSpec, together: list[AppSpec], nodes: Sequence[NodeInfo]) -> list[str]:
-    cores = sum(node.host_cpus for node in nodes)
-    has = f"{_nodes(nodes)} {cores} cores"
+    bounds = [node.allocatable_cpu_us for node in nodes if node.allocatable_cpu_us is not None]
+    bounded = len(bounds) == len(nodes)
+    if not bounded and not any(node.warns_cpu_overcommit for node in nodes):
+        return []
+    cores = sum(bounds) / PERIOD_US if bounded else sum(node.host_cpus for node in nodes)
+    has = f"{_nodes(nodes)} {cores:g} cores" + (" for CPU limits" if bounded else "")
+    refused = "agents refuse what is beyond"
     if spec.cpu_limit > cores:
-        return [f"{spec.name} may use {spec.cpu_limit:g} cores, {has}: its limit never holds it back"]
+        outcome = refused if bounded else "its limit never holds it back"
+        return [f"{spec.name} may use {spec.cpu_limit:g} cores, {has}: {outcome}"]
     promised = sum(each.cpu_limit for each in together)
     if promised <= cores:
         return []
     names = _names(together, lambda each: each.cpu_limit, lambda each: f"{each.cpu_limit:g} cores")
-    return [f"{names} together may use {promised:g} cores, {has}: they are overcommitted, and shared when all are busy"]
+    outcome = refused if bounded else "they are overcommitted, and shared when all are busy"
+    return [f"{names} together may use {promised:g} cores, {has}: {outcome}"]
 
 
 def _nodes(nodes: Sequence[NodeInfo]) -> str:
@@ -102,7 +109,7 @@ def _names(apps: list[AppSpec], size: Any, text: Any) -> str:
 
 
 def node_warnings(node: NodeInfo) -> list[str]:
-    """Where a node is full, promises more cores than it has, or waits for memory or processors."""
+    """Where a node is full, promises more cores than it has or may, or waits for memory or processors."""
     warnings = []
     allocatable, committed = node.allocatable_memory_bytes, node.committed_memory_bytes
     if allocatable is not None and committed is not None and committed > FULL_SHARE * allocatable:
@@ -111,15 +118,28 @@ def node_warnings(node: NodeInfo) -> list[str]:
             f"node {node.node} is {word}: limits and reserves add up to {format_bytes(committed)} of "
             f"{format_bytes(allocatable)} allocatable; what is beyond is refused"
         )
-    if node.committed_cpu_us is not None and node.committed_cpu_us > node.host_cpus * PERIOD_US:
-        warnings.append(
-            f"node {node.node} has {node.host_cpus} cores, CPU limits of its containers add up to "
-            f"{format_cores(node.committed_cpu_us)}: overcommitted"
-        )
+    if node.committed_cpu_us is not None and (warning := _cpu_warning(node, node.committed_cpu_us)):
+        warnings.append(warning)
     for what, percent in (("memory", node.memory_pressure_percent), ("processors", node.cpu_pressure_percent)):
         if percent is not None and percent >= HIGH_PRESSURE_PERCENT:
             warnings.append(f"node {node.node}: tasks waited for {what} in {percent:.0f} % of the last 10 s (PSI)")
     return warnings
+
+
+def _cpu_warning(node: NodeInfo, committed_us: int) -> str:
+    """Empty: none."""
+    bound_us, cores = node.allocatable_cpu_us, node.host_cpus
+    add_up = f"CPU limits of its containers add up to {format_cores(committed_us)}"
+    if bound_us is None:
+        overcommitted = committed_us > cores * PERIOD_US and node.warns_cpu_overcommit
+        return f"node {node.node} has {cores} cores, {add_up}: overcommitted" if overcommitted else ""
+    if committed_us <= FULL_SHARE * bound_us:
+        return ""
+    word = "above" if committed_us > bound_us else "near"
+    return (
+        f"node {node.node} is {word} its CPU budget: {add_up} of {format_cores(bound_us)} cores, it has {cores}; "
+        "what is beyond is refused"
+    )
 
 
 def plain_node(node: NodeInfo) -> dict[str, Any]:

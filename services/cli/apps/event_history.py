@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from schemas.codec import to_plain
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.message import Message
 from schemas.oom import OomEvent
 from services.cli.apps.memory_events import SEVERE_KINDS, MemoryCounters, describe_event, plain_event
+
+_SENTENCES: Final = {
+    ContainerChange.DRIFTED: "limits drifted: {}",
+    ContainerChange.CPU_REFUSED: "more CPU refused: {}",
+}
 
 
 class HistoryEvent(NamedTuple):
@@ -30,7 +35,7 @@ class HistoryEvent(NamedTuple):
 
 
 class EventHistory:
-    """Counts all events, and keeps the newest of each container by class: severe, other memory events, drift.
+    """Counts all events, and keeps the newest of each container by class: severe, other memory events, drift, CPU.
 
     Severe events have a buffer of their own, so that a thousand grants after a kill do not evict it.
     """
@@ -43,7 +48,7 @@ class EventHistory:
         self._newest: defaultdict[tuple[str, str], deque[HistoryEvent]] = defaultdict(lambda: deque(maxlen=last))
 
     def take(self, message: Message) -> None:
-        """Add one stored fact; ignores all but memory events and drift."""
+        """Add one stored fact; ignores all but memory events, drift and CPU that a node refused."""
         if isinstance(message, OomEvent) and message.container.startswith(self._container):
             self.total.add(message)
             self.tallies[message.container].add(message)
@@ -54,11 +59,11 @@ class EventHistory:
             self._newest[message.container, "trouble" if severe else "memory"].append(past)
         elif (
             isinstance(message, ContainerEvent)
-            and message.change is ContainerChange.DRIFTED
+            and message.change in _SENTENCES
             and message.container.startswith(self._container)
         ):
-            self.drifts += 1
-            sentence = f"limits drifted: {message.reason}"
+            self.drifts += message.change is ContainerChange.DRIFTED
+            sentence = _SENTENCES[message.change].format(message.reason)
             past = HistoryEvent(
                 message.time_ns,
                 message.container,
@@ -66,7 +71,7 @@ class EventHistory:
                 severe=False,
                 plain=to_plain(message) | {"sentence": sentence},
             )
-            self._newest[message.container, "drift"].append(past)
+            self._newest[message.container, message.change].append(past)
 
     @property
     def events(self) -> list[HistoryEvent]:

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, NodeInfo
-from schemas.limits import LimitUpdate
+from schemas.limits import LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, OomCause, OomKind
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
@@ -112,6 +112,36 @@ async def test_a_raise_beyond_the_memory_that_its_settings_name_is_refused_told_
     assert "add up to 256.0 MiB of 384.0 MiB that are allocatable" in reply.node_budget_reason
     assert (lab.lines[0].kind, lab.lines[0].cause) == (OomKind.GRANT_DENIED, OomCause.NODE)
     assert (info.memory_bytes, info.allocatable_memory_bytes) == (512 * MIB, 384 * MIB)
+
+
+async def test_a_raise_beyond_the_ratio_of_cores_that_its_settings_name_is_refused_told_and_registered(lab):
+    """Two cores, a ratio of 0.25: 50 ms per period, 30 are held."""
+    lab.settings = AgentSettings.load({"TURNBUCKLE_AGENT__CPU_OVERCOMMIT": "0.25"}, node="n1")
+    async with lab.agent():
+        container = await lab.guarded()
+        reply = await lab.order(update, {container.key: (90_000, 0)})
+        await until(lambda: lab.changes[-1].change is ContainerChange.CPU_REFUSED, what="the event")
+        info = (await lab.ours.bucket(NODES).get("n1")).message
+
+    assert reply.column("quota_us").tolist() == [50_000]
+    why = "the CPU budget of node n1 is used up: CPU limits of its containers add up to 0.30 of 0.50 cores (0.25 x 2)"
+    assert reply.node_budget_reason == why
+    told = next(each for each in lab.changes if each.change is ContainerChange.CPU_REFUSED)
+    assert (told.container, told.quota_us) == (container.key, 50_000)
+    assert told.reason == f"{why}; the limit update was 0.90 cores, its limit is 0.50 cores"
+    assert (info.allocatable_cpu_us, info.warns_cpu_overcommit) == (50_000, False)
+
+
+@pytest.mark.parametrize(("setting", "warns"), [("warn", True), ("allow", False)])
+async def test_without_a_ratio_a_node_registers_whether_overcommit_is_worth_a_warning(lab, setting, warns):
+    lab.settings = AgentSettings.load({"TURNBUCKLE_AGENT__CPU_OVERCOMMIT": setting}, node="n1")
+    async with lab.agent():
+        container = await lab.guarded()
+        reply = await lab.order(update, {container.key: (190_000, 0)})
+        info = (await lab.ours.bucket(NODES).get("n1")).message
+
+    assert reply.column("status").tolist() == [RowStatus.APPLIED]
+    assert (info.allocatable_cpu_us, info.warns_cpu_overcommit) == (None, warns)
 
 
 async def test_while_memory_available_is_too_low_nobody_is_asked_for_more(lab):

@@ -1,10 +1,11 @@
-"""The memory of a node is promised once, whoever orders: two owners, one agent, a network that reorders and loses."""
+"""A node's memory and cores are promised once, whoever orders: two owners, an agent, a network that reorders, loses."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schemas.apps import AppSpec
+from services.agent.cpu_budget import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget
 from services.allocator.state.budget import committed_limits
 from tests.support.examples import examples
@@ -16,21 +17,24 @@ USAGE = st.lists(st.integers(0, 300 * MIB), min_size=6, max_size=6)
 
 
 class SharedNodeMachine(RuleBasedStateMachine):
-    """Sum of limits and reserves <= allocatable, under loss, duplicates, reordering, and restarts of all."""
+    """Sums of limits and reserves, and of quotas, <= allocatable, under loss, duplicates, reordering, restarts."""
 
     @initialize(
         allocatable=st.sampled_from([64 * MIB, 256 * MIB, 1024 * MIB, 8192 * MIB]),
         limits=st.tuples(*[st.sampled_from([64 * MIB, 512 * MIB, 4096 * MIB])] * 2),
         containers=st.lists(st.sampled_from(APPS), max_size=5),
         bystander=st.sampled_from([None, 50 * MIB, 2000 * MIB]),
+        cpu=st.tuples(st.sampled_from([None, 0.05, 0.6, 1.0, 1.5]), st.booleans()),
     )
-    def start(self, allocatable, limits, containers, bystander):
+    def start(self, allocatable, limits, containers, bystander, cpu):
+        ratio, busy = cpu
         self.specs = tuple(
             AppSpec(name=name, cpu_limit=2, memory_limit=limit) for name, limit in zip(APPS, limits, strict=True)
         )
-        self.shared = SharedNode(self.specs, MemoryBudget(allocatable + 100 * MIB, 100 * MIB, 100 * MIB))
-        if bystander is not None:  # nobody decides for it; it came with a limit of its own
-            self.shared.start_container("other", limit_bytes=bystander)
+        memory = MemoryBudget(allocatable + 100 * MIB, 100 * MIB, 100 * MIB)
+        self.shared = SharedNode(self.specs, memory, None if ratio is None else CpuBudget(2, ratio), busy)
+        if bystander is not None:  # nobody decides for it; it came with limits of its own
+            self.shared.start_container("other", limit_bytes=bystander, quota_us=90_000)
         for app in containers:
             self.shared.start_container(app)
 
@@ -108,7 +112,9 @@ class SharedNodeMachine(RuleBasedStateMachine):
         for app, owner in shared.owners.items():
             rows = owner.cluster.rows
             assert (rows.limit_inflight_bytes == 0).all()
-            held = committed_limits(rows, owner.table.observe_only[rows.app])[1]
+            held_us, held = committed_limits(rows, owner.table.observe_only[rows.app])
+            quotas = [max(container.quota_us, 0) for container in shared.containers(app)]
+            assert sorted(held_us.tolist()) == sorted(quotas)
             limits = [max(container.limit_bytes, 0) for container in shared.containers(app)]
             assert sorted(held.tolist()) == sorted(limits)
             assert int(owner.cluster.reserves.committed_bytes.sum()) == shared.reserves_bytes(app)

@@ -63,6 +63,37 @@ def test_nothing_is_said_where_nothing_is_wrong(spec, announced, nodes):
     assert capacity_warnings(spec, announced, nodes) == []
 
 
+def test_where_all_nodes_have_a_cpu_budget_agents_refuse_what_is_beyond():
+    """1.5 x 2 cores on each of two nodes: 6 cores."""
+    nodes = [node("h1", allocatable_cpu_us=300_000), node("h2", allocatable_cpu_us=300_000)]
+    has = "the 2 registered nodes have 6 cores for CPU limits: agents refuse what is beyond"
+    assert capacity_warnings(app("big", 7, GIB), {}, nodes) == [f"big may use 7 cores, {has}"]
+    assert capacity_warnings(app("big", 4, GIB), {"shop": app("shop", 3, GIB)}, nodes) == [
+        f"big (4 cores) and shop (3 cores) together may use 7 cores, {has}"
+    ]
+    assert capacity_warnings(app("big", 4, GIB), {"shop": app("shop", 2, GIB)}, nodes) == []
+
+
+def test_overcommit_is_silent_where_all_nodes_allow_it_and_compared_with_cores_where_one_warns():
+    allows, warns = node("h1", warns_cpu_overcommit=False), node("h2")
+    bounded = node("h3", allocatable_cpu_us=300_000, warns_cpu_overcommit=False)
+    assert capacity_warnings(app("big", 500, GIB), {}, [allows]) == []
+    assert capacity_warnings(app("big", 500, GIB), {}, [allows, bounded]) == []
+    [told] = capacity_warnings(app("big", 500, GIB), {}, [allows, warns, bounded])
+    assert told.endswith("the 3 registered nodes have 6 cores: its limit never holds it back")
+    assert node_warnings(node(committed_cpu_us=450_000, warns_cpu_overcommit=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("committed_us", "word"), [(285_000, None), (290_000, "near"), (300_000, "near"), (310_000, "above")]
+)
+def test_a_node_near_or_above_its_cpu_budget(committed_us, word):
+    full = node(committed_cpu_us=committed_us, allocatable_cpu_us=300_000, warns_cpu_overcommit=False)
+    sums = f"CPU limits of its containers add up to {committed_us / 100_000:.2f} of 3.00 cores, it has 2"
+    expected = [] if word is None else [f"node h1 is {word} its CPU budget: {sums}; what is beyond is refused"]
+    assert node_warnings(full) == expected
+
+
 def test_of_many_the_largest_are_named():
     announced = {f"a{index:02}": app(f"a{index:02}", 1, (index + 1) * GIB) for index in range(12)}
     memory, _ = capacity_warnings(app("shop", 1, GIB), announced, [node()])

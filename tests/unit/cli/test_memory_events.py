@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.containers import LimitWriter
+from schemas.containers import ContainerChange, LimitWriter
 from schemas.oom import OomCause, OomKind
 from services._runtime.command.output import format_duration
 from services.cli.apps.event_history import EventHistory
@@ -119,6 +119,17 @@ def test_who_changed_a_quota_is_in_the_history_and_its_json() -> None:
     [event] = history.events
     assert event.line().endswith(f"web-0123456789ab  limits drifted: {reason}")
     assert event.plain["writer"] == {"pid": 4711, "comm": "runc", "cgroup": "system.slice/docker.service"}
+
+
+def test_cpu_that_a_node_refused_is_in_the_history_and_is_no_drift() -> None:
+    history = EventHistory(None, last=2)
+    reason = "the CPU budget of node n1 is used up: CPU limits of its containers add up to 2.50 of 3.00 cores (1.5 x 2)"
+    history.take(drift(change=ContainerChange.CPU_REFUSED, reason=reason))
+    history.take(drift(change=ContainerChange.EXITED, reason="of no interest here"))
+
+    [event] = history.events
+    assert event.line().endswith(f"web-0123456789ab  more CPU refused: {reason}")
+    assert history.drifts == 0
 
 
 def test_a_history_of_one_container_leaves_the_others_out() -> None:

@@ -188,6 +188,7 @@ export const NESTED = {
  * @property {Integer} [reserve_used_bytes]
  * @property {Integer} [reserve_update_seq]
  * @property {Integer} [node_headroom_bytes]
+ * @property {Integer} [node_cpu_headroom_us]
  * @property {Integer} [node_idle_percent]
  * @property {Integer[]} periods
  * @property {Integer[]} quota_us
@@ -232,10 +233,10 @@ export const NESTED = {
  * @property {boolean} [pareto]
  */
 
-/** @typedef {"started" | "exited" | "released" | "rejected" | "refused" | "drifted"} ContainerChange What happened to a container. */
+/** @typedef {"started" | "exited" | "released" | "rejected" | "refused" | "drifted" | "cpu_refused"} ContainerChange What happened to a container. */
 
 /**
- * A container started, exited, was released, rejected, refused, or drifted.
+ * A container started, exited, was released, rejected, refused, drifted, or was refused more CPU time.
  * @typedef {Object} ContainerEvent
  * @property {string} type
  * @property {number} [schema_version]
@@ -452,6 +453,7 @@ export const NESTED = {
  * @property {Array<Integer>} [reserve_used_bytes]
  * @property {Array<Integer>} [reserve_update_seq]
  * @property {Integer} [node_headroom_bytes]
+ * @property {Integer} [node_cpu_headroom_us]
  * @property {string} [node_budget_reason]
  * @property {Integer[]} quota_us
  * @property {Integer[]} limit_bytes
@@ -587,6 +589,8 @@ export const NESTED = {
  * @property {Integer | null} [allocatable_memory_bytes]
  * @property {Integer | null} [committed_memory_bytes]
  * @property {Integer | null} [committed_cpu_us]
+ * @property {Integer | null} [allocatable_cpu_us]
+ * @property {boolean} [warns_cpu_overcommit]
  * @property {Integer | null} [available_memory_bytes]
  * @property {number | null} [memory_pressure_percent]
  * @property {number | null} [cpu_pressure_percent]

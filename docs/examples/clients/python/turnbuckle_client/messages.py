@@ -109,6 +109,7 @@ ContainerChange = Literal[
     "rejected",
     "refused",
     "drifted",
+    "cpu_refused",
 ]
 """What happened to a container."""
 
@@ -290,6 +291,7 @@ class CfsBatch(TypedDict):
     reserve_used_bytes: NotRequired[int]
     reserve_update_seq: NotRequired[int]
     node_headroom_bytes: NotRequired[int]
+    node_cpu_headroom_us: NotRequired[int]
     node_idle_percent: NotRequired[int]
     periods: list[int]
     quota_us: list[int]
@@ -335,7 +337,7 @@ class ConfigurationPrediction(TypedDict):
 
 
 class ContainerEvent(TypedDict):
-    """A container started, exited, was released, rejected, refused, or drifted."""
+    """A container started, exited, was released, rejected, refused, drifted, or was refused more CPU time."""
 
     type: str
     schema_version: NotRequired[int]
@@ -546,6 +548,7 @@ class LimitReply(TypedDict):
     reserve_used_bytes: NotRequired[list[int]]
     reserve_update_seq: NotRequired[list[int]]
     node_headroom_bytes: NotRequired[int]
+    node_cpu_headroom_us: NotRequired[int]
     node_budget_reason: NotRequired[str]
     quota_us: list[int]
     limit_bytes: list[int]
@@ -681,6 +684,8 @@ class NodeInfo(TypedDict):
     allocatable_memory_bytes: NotRequired[int | None]
     committed_memory_bytes: NotRequired[int | None]
     committed_cpu_us: NotRequired[int | None]
+    allocatable_cpu_us: NotRequired[int | None]
+    warns_cpu_overcommit: NotRequired[bool]
     available_memory_bytes: NotRequired[int | None]
     memory_pressure_percent: NotRequired[float | None]
     cpu_pressure_percent: NotRequired[float | None]
