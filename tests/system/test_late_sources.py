@@ -61,7 +61,7 @@ async def busy(bare_cluster: ClusterLab, engine: DockerLab, proxy: CuttableProxy
             labels = {"turnbuckle.app": spec.name, "turnbuckle.name": f"d{number}"}
             engine.run(
                 "sh", "-c", "while :; do :; done",
-                name=f"{spec.name}{number}", labels=labels, cgroup_parent=f"/{root}/{spec.name}",
+                name=f"{spec.name}{number}", labels=labels, cgroup_parent=f"/{root}/{spec.name}", network_mode="none",
             )  # fmt: skip
     for number in range(2):
         bare_cluster.container(MIXED.name, f"e{number}").tell("burn")
