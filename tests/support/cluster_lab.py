@@ -307,8 +307,12 @@ class ClusterLab:
     ) -> LabContainer:
         """A new container; without limits unless given."""
         directory = managed_directory(app, name, f"{next(self._serial):012x}", root or self.root)
+        return self.container_in(directory, quota_us, limit_bytes)
+
+    def container_in(self, directory: str, quota_us: int | None = None, limit_bytes: int | None = None) -> LabContainer:
+        """The same in a control group of any name, such as a pod's."""
         container = LabContainer(ManagedCgroup.create(self.layout, directory, quota_us, limit_bytes), self.tree)
-        self._prefer(root or self.root)
+        self._prefer(directory.partition("/")[0])
         self.containers.append(container)
         return container
 

@@ -11,13 +11,13 @@ from services.allocator.cycle import AllocationCycle
 from tests.support.agent_node import Node
 from tests.support.lossy_cluster import LossyCluster, Machine
 
-SOURCES = (ContainerSource.EXEC, ContainerSource.DOCKER)
+SOURCES = (ContainerSource.EXEC, ContainerSource.DOCKER, ContainerSource.KUBERNETES)
 NEVER_NS = 1 << 62
 
 
 @dataclass
 class LateMachine(Machine):
-    """A host with two sources of containers."""
+    """A host with every source of containers, which take turns."""
 
     keeps_state: bool = True
     """Whether its state directory outlives the agent."""

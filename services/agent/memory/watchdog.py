@@ -44,7 +44,7 @@ EMPTY_S: Final = 0.1
 """An empty reserve is read again after this long: only an agent fills it."""
 ORPHANED_S: Final = 60.0
 THRASHING_BYTES: Final = 32 << 20
-"""Granted to a container that is crowded (`Group.is_thrashing`)."""
+"""Granted to a container that thrashes (`Group.is_thrashing`), up to its greatest limit."""
 WAKE_S: Final = 0.1
 """Between two attempts to wake tasks that sleep although there is room."""
 _NO_MAXIMUM: Final = 1 << 62
@@ -225,8 +225,10 @@ class Watchdog:
         group.due_s = now_s + (LEAST_POLL_S if memory.near else next_poll_s(memory.limit_bytes - memory.usage_bytes))
         wanted_bytes = 0
         if now_s >= self._empty_until_s.get(group.app, 0.0):
-            wanted_bytes = group.need(memory, self._max_bytes(group.app), self._left_bytes(group.app)).added_bytes
-            wanted_bytes = wanted_bytes or THRASHING_BYTES * is_thrashing
+            max_bytes = self._max_bytes(group.app)
+            wanted_bytes = group.need(memory, max_bytes, self._left_bytes(group.app)).added_bytes
+            if is_thrashing and not wanted_bytes:
+                wanted_bytes = max(min(THRASHING_BYTES, max_bytes - memory.limit_bytes), 0)
         granted = self._grant(group, memory, wanted_bytes, now_s) if wanted_bytes else False
         if granted or not memory.paused:
             group.unobserved_since_s = now_s

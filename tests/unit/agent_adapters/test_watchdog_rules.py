@@ -175,6 +175,16 @@ def test_reclaim_that_goes_in_circles_at_the_limit_is_granted_but_never_released
         assert report.granted
 
 
+def test_reclaim_that_goes_in_circles_is_granted_no_more_than_the_greatest_limit_of_a_container(v1, monkeypatch):
+    monkeypatch.setattr(watchdog_group.Group, "is_thrashing", lambda *_: True)
+    v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
+    v1.kernel.set("memory.stat", f"total_inactive_file {20 * MIB}")
+    v1.book.give(APP, 400 * MIB)
+    v1.book.set_container_max(APP, 64 * MIB)
+    v1.start()
+    assert stays_so(lambda: v1.kernel.writes == [], 4 * v1.deadline_s)
+
+
 def test_version_2_is_granted_with_memory_high_at_its_distance(v2):
     v2.book.give(APP, 20 * MIB)
     v2.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -9,12 +11,15 @@ from hypothesis.stateful import invariant, rule
 
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode
+from schemas.containers import ContainerSource
+from services.agent.ports import FoundContainer
 from tests.support.examples import examples
 from tests.support.fake_host import PAGE_BYTES
-from tests.support.late_sources import SOURCES, LateCluster
+from tests.support.late_sources import SOURCES, LateCluster, LateMachine
 from tests.unit.allocator.test_protocol import MIB, USAGE, ProtocolMachine
 
 pytestmark = pytest.mark.timeout(900)
+EARLY, *LATE = SOURCES
 SPEC = AppSpec(name="shop", cpu_limit=0.6, memory_limit=512 * MIB)
 BUSY = [(100_000, 20 * MIB)] * 6
 
@@ -74,13 +79,23 @@ TestLateSources.settings = settings(
 
 
 def busy_cluster() -> LateCluster:
-    """Four busy containers that share all there is, two of each source, on a host whose state directory is lost."""
+    """Busy containers that share all there is, two of each source, on a host whose state directory is lost."""
     cluster = LateCluster(SPEC)
-    for _ in range(4):
+    for _ in range(2 * len(SOURCES)):
         cluster.start_container(cluster.machines[1])
     run(cluster, 40)
     assert cluster.quota_sum_us() > 0.9 * SPEC.cpu_limit_us
     return cluster
+
+
+def of_late_sources(machine: LateMachine) -> list[FoundContainer]:
+    """What runs on a host and is named by a source that does not answer first."""
+    return [found for found in machine.found if found.source in LATE]
+
+
+def late_sources_answer(cluster: LateCluster, machine: LateMachine) -> None:
+    for source in LATE:
+        cluster.source_answers(machine, source)
 
 
 def run(cluster: LateCluster, periods: int) -> int:
@@ -95,32 +110,31 @@ def run(cluster: LateCluster, periods: int) -> int:
     return highest_us
 
 
-def test_containers_of_a_source_that_is_silent_keep_their_share() -> None:
+@pytest.mark.parametrize("order", [*permutations(SOURCES)])
+def test_containers_of_a_source_that_is_silent_keep_their_share(order: tuple[ContainerSource, ...]) -> None:
     cluster = busy_cluster()
     machine = cluster.machines[1]
     cluster.start_agent(machine)
-    cluster.source_answers(machine, SOURCES[0])
+    # Two containers of each source: six, less two with each answer.
+    for source, unreported in zip(order, (4, 2, 0), strict=True):
+        cluster.source_answers(machine, source)
 
-    assert run(cluster, 40) <= SPEC.cpu_limit_us
-    assert cluster.allocation.cluster.rows.unreported.sum() == 2
-
-    cluster.source_answers(machine, SOURCES[1])
-    assert run(cluster, 40) <= SPEC.cpu_limit_us
-    assert not cluster.allocation.cluster.rows.unreported.any()
+        assert run(cluster, 40) <= SPEC.cpu_limit_us
+        assert cluster.allocation.cluster.rows.unreported.sum() == unreported
 
 
 def test_what_the_silent_source_no_longer_has_is_given_back_once_it_answers() -> None:
     cluster = busy_cluster()
     machine = cluster.machines[1]
-    for position in (2, 0) if machine.found[0].source == SOURCES[1] else (3, 1):
-        cluster.stop_container(machine, position)
+    for found in of_late_sources(machine):
+        cluster.stop_container(machine, machine.found.index(found))
     cluster.start_agent(machine)
-    cluster.source_answers(machine, SOURCES[0])
+    cluster.source_answers(machine, EARLY)
     run(cluster, 20)
     held_us = cluster.quota_sum_us()
     assert held_us < 0.6 * SPEC.cpu_limit_us
 
-    cluster.source_answers(machine, SOURCES[1])
+    late_sources_answer(cluster, machine)
     run(cluster, 40)
     assert cluster.quota_sum_us() > 1.4 * held_us
 
@@ -145,12 +159,12 @@ def test_a_new_owner_waits_for_a_restarted_agents_sources() -> None:
     cluster = busy_cluster()
     machine = cluster.machines[1]
     cluster.start_agent(machine)
-    cluster.source_answers(machine, SOURCES[0])
+    cluster.source_answers(machine, EARLY)
     cluster.start_allocator()
 
     assert run(cluster, 40) <= SPEC.cpu_limit_us
     assert cluster.allocation.inventory.not_reported == {SPEC.name: {machine.name}}
-    cluster.source_answers(machine, SOURCES[1])
+    late_sources_answer(cluster, machine)
     assert run(cluster, 40) <= SPEC.cpu_limit_us
     assert not cluster.allocation.inventory.not_reported
 
@@ -159,21 +173,21 @@ def test_no_order_names_what_is_absent() -> None:
     """The others become idle: what a throttled container would get of it, it gets once its agent names it."""
     cluster = busy_cluster()
     machine = cluster.machines[1]
-    late = [found for found in machine.found if found.source == SOURCES[1]]
+    late = of_late_sources(machine)
     cluster.start_agent(machine)
-    cluster.source_answers(machine, SOURCES[0])
+    cluster.source_answers(machine, EARLY)
     machine.found.sort(key=lambda found: found in late)
 
     named, largest_us = set(), max(container.quota_us for container in cluster.containers())
     for _ in range(40):
-        cluster.run(machine, [(0, 20 * MIB)] * 2 + BUSY[:2])
+        cluster.run(machine, [(0, 20 * MIB)] * 2 + BUSY[2:])
         while cluster.network:
             if cluster.network[0][0] == "update":
                 named.update(decode(cluster.network[0][1]).keys)
             cluster.deliver(0)
     assert named == {found.key for found in machine.found if found not in late}
 
-    cluster.source_answers(machine, SOURCES[1])
+    late_sources_answer(cluster, machine)
     run(cluster, 40)
     assert max(container.quota_us for container in cluster.containers()) > largest_us
 
@@ -182,19 +196,19 @@ def test_a_grant_of_the_dead_agent_is_not_counted_as_given_back() -> None:
     """It moved memory from the reserve to a container's limit, and nobody has said by how much that one rose."""
     cluster = busy_cluster()
     machine = cluster.machines[1]
-    position = next(index for index, found in enumerate(machine.found) if found.source == SOURCES[1])
+    position = machine.found.index(of_late_sources(machine)[0])
     container = machine.host.containers[machine.found[position].container_id]
     before_bytes = container.limit_bytes
     cluster.touch(machine, position, before_bytes - container.usage_bytes + MIB)
     assert container.limit_bytes > before_bytes
     cluster.network.clear()
     cluster.start_agent(machine)
-    cluster.source_answers(machine, SOURCES[0])
+    cluster.source_answers(machine, EARLY)
 
     for _ in range(5):
         run(cluster, 1)
         assert int(cluster.allocation.pools().limit_committed_bytes[0]) >= cluster.memory_sum_bytes()
-    cluster.source_answers(machine, SOURCES[1])
+    late_sources_answer(cluster, machine)
     run(cluster, 40)
     assert cluster.memory_sum_bytes() <= int(SPEC.memory_limit)
 
@@ -203,17 +217,17 @@ def test_a_report_from_before_the_agent_died_is_no_upper_bound() -> None:
     """The old owner has raised it since, and the agent that carried that out is dead."""
     cluster = busy_cluster()
     machine = cluster.machines[1]
-    late = [found for found in machine.found if found.source == SOURCES[1]]
+    late = of_late_sources(machine)
     machine.found.sort(key=lambda found: found in late)
     for _ in range(40):
-        cluster.run(machine, BUSY[:2] + [(1_000, 20 * MIB)] * 2)
+        cluster.run(machine, BUSY[:2] + [(1_000, 20 * MIB)] * 4)
         while cluster.network:
             cluster.deliver(0)
-    cluster.run(machine, BUSY[:2] + [(1_000, 20 * MIB)] * 2)
+    cluster.run(machine, BUSY[:2] + [(1_000, 20 * MIB)] * 4)
     [before] = cluster.network
     cluster.network.clear()
     for _ in range(40):
-        cluster.run(machine, [(1_000, 20 * MIB)] * 2 + BUSY[:2])
+        cluster.run(machine, [(1_000, 20 * MIB)] * 2 + BUSY[2:])
         while cluster.network:
             cluster.deliver(0)
     assert sum(machine.host.containers[found.container_id].quota_us for found in late) > SPEC.cpu_limit_us // 2
@@ -222,9 +236,9 @@ def test_a_report_from_before_the_agent_died_is_no_upper_bound() -> None:
     cluster.network.append(before)
     cluster.deliver(0)
     cluster.start_agent(machine)
-    cluster.source_answers(machine, SOURCES[0])
+    cluster.source_answers(machine, EARLY)
 
     assert run(cluster, 40) <= SPEC.cpu_limit_us
-    cluster.source_answers(machine, SOURCES[1])
+    late_sources_answer(cluster, machine)
     assert run(cluster, 40) <= SPEC.cpu_limit_us
     assert not cluster.allocation.inventory.not_reported
