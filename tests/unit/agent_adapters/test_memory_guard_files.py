@@ -222,6 +222,35 @@ def test_leftovers_of_an_earlier_boot_are_not_touched(v1, monkeypatch):
     assert v1.kernel.value("cpu.cfs_quota_us") == "30000"
 
 
+@pytest.mark.parametrize(
+    ("version", "requests", "limits"),
+    [
+        (1, {"cpu": "cpu.shares", "memory": "memory.soft_limit_in_bytes"},
+         {"cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"}),
+        (2, {"unified": "cpu.weight"}, {"cpu.max", "memory.max", "memory.high"}),
+        (2, {"unified": "memory.min"}, {"cpu.max", "memory.max", "memory.high"}),
+        (2, {"unified": "memory.low"}, {"cpu.max", "memory.max", "memory.high"}),
+    ],
+)  # fmt: skip
+def test_limits_are_written_and_never_what_requests_become(tmp_path, monkeypatch, version, requests, limits):
+    """CPU requests become cpu.shares or cpu.weight, memory requests memory.min or memory.low (docs/autoscalers.md)."""
+    bench = Bench(tmp_path, version, monkeypatch)
+    files = [tmp_path / hierarchy / DIRECTORY / name for hierarchy, name in requests.items()]
+    for file in files:
+        file.write_text("256\n")
+    handle = bench.handle()
+    handle.enable_oom_control()
+    for quota_us, limit_mib in ((30_000, 256), (10_000, 32), (90_000, 400)):
+        assert handle.write_quota(quota_us) is WriteOutcome.WRITTEN
+        assert handle.write_memory(limit_mib * MIB) is WriteOutcome.WRITTEN
+    handle.enable_oom_killer()
+    handle.restore()
+
+    assert {name for name, _ in bench.kernel.writes} == limits
+    assert [file.read_text() for file in files] == ["256\n"] * len(files)
+    bench.close()
+
+
 @pytest.mark.parametrize(("limit", "margin"), [(16, 4), (32, 4), (64, 8), (256, 32), (4096, 32)])
 def test_the_margin_below_memory_max(limit, margin):
     assert high_margin_bytes(limit * MIB) == margin * MIB
@@ -297,6 +326,77 @@ def test_an_agent_after_a_killed_one_takes_memory_high_on(v2):
     assert not second.oom_control_was_undone()
     second.restore()
     assert v2.kernel.value("memory.high") == str(40 * MIB)
+
+
+def test_memory_high_is_the_lower_of_the_guards_and_the_kubelets(v2):
+    """Memory QoS: request 44 MiB, limit 64 MiB, factor 0.9: 62 MiB. The guard's margins are 8, 32 and 4 MiB."""
+    v2.kernel.set("memory.high", str(62 * MIB))
+    handle = v2.handle()
+    handle.enable_oom_control()
+    assert v2.kernel.value("memory.high") == str(56 * MIB)
+    handle.write_memory(256 * MIB)
+    assert (v2.kernel.value("memory.max"), v2.kernel.value("memory.high")) == (str(256 * MIB), str(62 * MIB))
+    assert not handle.oom_control_was_undone()
+    handle.enable_oom_control()
+    handle.write_memory(32 * MIB)
+    assert v2.kernel.value("memory.high") == str(28 * MIB)
+    handle.restore()
+    assert (v2.kernel.value("memory.max"), v2.kernel.value("memory.high")) == (str(64 * MIB), str(62 * MIB))
+
+
+def test_who_is_slowed_at_the_kubelets_memory_high_does_not_wait_for_a_grant(v2):
+    """A higher memory.max would not help: the reserve is not spent on it."""
+    v2.kernel.set("memory.high", str(40 * MIB))
+    handle = v2.handle()
+    handle.enable_oom_control()
+    v2.kernel.set("memory.current", str(41 * MIB))
+    state = handle.read_memory()
+    assert state is not None
+    assert (state.paused, v2.kernel.value("memory.high")) == (False, str(40 * MIB))
+    v2.kernel.set("memory.current", str(30 * MIB))
+    handle.write_memory(44 * MIB)  # the guard's own is an eighth lower: 38.5 MiB
+    v2.kernel.set("memory.current", str(39 * MIB))
+    state = handle.read_memory()
+    assert state is not None
+    assert (state.paused, int(v2.kernel.value("memory.high")) < 40 * MIB) == (True, True)
+
+
+def test_the_oom_killer_takes_over_below_the_kubelets_memory_high(v2):
+    v2.kernel.set("memory.high", str(60 * MIB))
+    handle = v2.handle()
+    handle.enable_oom_control()
+    assert handle.enable_oom_killer() is WriteOutcome.WRITTEN
+    assert v2.kernel.value("memory.high") == str(60 * MIB)
+
+
+def test_a_lower_memory_high_that_the_kubelet_writes_later_is_kept_and_restored(v2):
+    """A resize in place: 62 MiB become 48 and then 60; the guard's own is 56."""
+    v2.kernel.set("memory.high", str(62 * MIB))
+    handle = v2.handle()
+    handle.enable_oom_control()
+    for written, held in ((48, 48), (60, 56)):
+        v2.kernel.set("memory.high", str(written * MIB))
+        assert not handle.oom_control_was_undone()
+        handle.enable_oom_control()
+        assert v2.kernel.value("memory.high") == str(held * MIB)
+    assert v2.noted()["memory.high"] == str(60 * MIB)
+    v2.kernel.set("memory.high", "max")
+    assert handle.oom_control_was_undone(), "whoever lifts the guard's own is told of"
+    handle.enable_oom_control()
+    handle.restore()
+    assert v2.kernel.value("memory.high") == str(60 * MIB)
+
+
+def test_a_lost_state_directory_does_not_make_the_guards_memory_high_the_kubelets(v2):
+    v2.handle().enable_oom_control()
+    assert v2.kernel.value("memory.high") == str(56 * MIB)
+    v2.state.forget(CONTAINER.key)
+    handle = v2.handle()
+    handle.enable_oom_control()
+    handle.write_memory(256 * MIB)
+    assert v2.kernel.value("memory.high") == str(224 * MIB)
+    handle.restore()
+    assert v2.kernel.value("memory.high") == "max"
 
 
 def test_a_simulated_container_is_not_guarded():
