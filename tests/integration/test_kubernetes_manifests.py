@@ -44,7 +44,8 @@ SETTINGS: dict[str, type[CommonSettings]] = {
 PER_NODE = {"agent", "reconciler"}
 WORKLOADS = {"DaemonSet", "Deployment", "CronJob"}
 OVERLAYS = ["base", "overlays/trial", "overlays/kind", "overlays/k3s", "overlays/production"]
-SMALL = {"agent", "allocator", "kubeoperator", "apps"}
+LEFT_OUT = {"reconciler", "collector", "advisor"}
+"""Of clusters that get container limits only."""
 OTHERS = {
     "keda.sh/v1alpha1/ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "cooldownPeriod",
                                       "triggers"},
@@ -312,7 +313,9 @@ def test_a_trial_has_one_replica_of_each_and_no_autoscaler() -> None:
     manifests = rendered("overlays/trial")
     assert "HorizontalPodAutoscaler" not in {manifest["kind"] for manifest in manifests}
     assert {name for name, _, _ in workloads(manifests)} == SETTINGS.keys() | {"apps"}
-    deployments = [manifest for manifest in manifests if manifest["kind"] == "Deployment"]
+    scaled = {each["metadata"]["name"] for each in base() if each["kind"] == "HorizontalPodAutoscaler"}
+    deployments = [each for each in manifests if each["kind"] == "Deployment" and each["metadata"]["name"] in scaled]
+    assert len(deployments) == len(scaled) > 0
     assert {manifest["spec"].get("replicas", 1) for manifest in deployments} == {1}
 
 
@@ -343,9 +346,8 @@ def test_the_runtimes_socket_and_the_nodes_network_are_the_distributions(
 @pytest.mark.parametrize("overlay", ["overlays/kind", "overlays/k3s"])
 def test_small_clusters_get_container_limits_and_nothing_else(overlay: str) -> None:
     manifests = rendered(overlay)
-    assert {name for name, _, _ in workloads(manifests)} == SMALL
-    left_out = [each for each in manifests if each["metadata"]["name"] in SETTINGS.keys() - SMALL]
-    assert left_out == []
+    assert {name for name, _, _ in workloads(manifests)} == (SETTINGS.keys() | {"apps"}) - LEFT_OUT
+    assert [each for each in manifests if each["metadata"]["name"] in LEFT_OUT] == []
     assert "PersistentVolumeClaim" not in {manifest["kind"] for manifest in manifests}
 
 
