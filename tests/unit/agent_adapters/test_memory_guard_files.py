@@ -4,65 +4,22 @@ from __future__ import annotations
 
 import errno
 import shutil
-from pathlib import Path
 
 import pytest
 
 from services._host.cgroup_snapshot import UNLIMITED, MemoryState, WriteOutcome
-from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import SimulatedHost
 from services.agent.cgroup.v2 import high_margin_bytes
-from services.agent.state_files import StateDirectory
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import (
     CONTAINER,
     DIRECTORY,
     V1_HUGE,
-    V1_TREE,
-    V2_TREE,
-    FakeKernel,
-    fake_layout,
-    materialise,
     refuse,
 )
+from tests.support.fake_container import Bench
 
 MIB = 1 << 20
-
-
-class Bench:
-    """One fake container of either version."""
-
-    def __init__(self, base: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        materialise(base, V1_TREE if version == 1 else V2_TREE)
-        self.kernel = FakeKernel(base, monkeypatch)
-        self.state = StateDirectory(base / "state")
-        self.state.make()
-        self.version = version
-        self._hosts = []
-        self._handles = []
-        # Ordinary files cannot be watched: neither by an eventfd, nor by epoll.
-        monkeypatch.setattr("services._host.notifications.Notifications.watch", lambda *_: None)
-
-    def host(self):
-        host = open_host(fake_layout(self.kernel.base, self.version), self.state)
-        self._hosts.append(host)
-        return host
-
-    def handle(self):
-        handle = self.host().open(CONTAINER)
-        assert handle is not None
-        self._handles.append(handle)
-        return handle
-
-    def noted(self) -> dict[str, str]:
-        found = self.state.load(CONTAINER.key)
-        return found.values if found else {}
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.close()
-        for host in self._hosts:
-            host.close()
 
 
 @pytest.fixture
@@ -326,77 +283,6 @@ def test_an_agent_after_a_killed_one_takes_memory_high_on(v2):
     assert not second.oom_control_was_undone()
     second.restore()
     assert v2.kernel.value("memory.high") == str(40 * MIB)
-
-
-def test_memory_high_is_the_lower_of_the_guards_and_the_kubelets(v2):
-    """Memory QoS: request 44 MiB, limit 64 MiB, factor 0.9: 62 MiB. The guard's margins are 8, 32 and 4 MiB."""
-    v2.kernel.set("memory.high", str(62 * MIB))
-    handle = v2.handle()
-    handle.enable_oom_control()
-    assert v2.kernel.value("memory.high") == str(56 * MIB)
-    handle.write_memory(256 * MIB)
-    assert (v2.kernel.value("memory.max"), v2.kernel.value("memory.high")) == (str(256 * MIB), str(62 * MIB))
-    assert not handle.oom_control_was_undone()
-    handle.enable_oom_control()
-    handle.write_memory(32 * MIB)
-    assert v2.kernel.value("memory.high") == str(28 * MIB)
-    handle.restore()
-    assert (v2.kernel.value("memory.max"), v2.kernel.value("memory.high")) == (str(64 * MIB), str(62 * MIB))
-
-
-def test_who_is_slowed_at_the_kubelets_memory_high_does_not_wait_for_a_grant(v2):
-    """A higher memory.max would not help: the reserve is not spent on it."""
-    v2.kernel.set("memory.high", str(40 * MIB))
-    handle = v2.handle()
-    handle.enable_oom_control()
-    v2.kernel.set("memory.current", str(41 * MIB))
-    state = handle.read_memory()
-    assert state is not None
-    assert (state.paused, v2.kernel.value("memory.high")) == (False, str(40 * MIB))
-    v2.kernel.set("memory.current", str(30 * MIB))
-    handle.write_memory(44 * MIB)  # the guard's own is an eighth lower: 38.5 MiB
-    v2.kernel.set("memory.current", str(39 * MIB))
-    state = handle.read_memory()
-    assert state is not None
-    assert (state.paused, int(v2.kernel.value("memory.high")) < 40 * MIB) == (True, True)
-
-
-def test_the_oom_killer_takes_over_below_the_kubelets_memory_high(v2):
-    v2.kernel.set("memory.high", str(60 * MIB))
-    handle = v2.handle()
-    handle.enable_oom_control()
-    assert handle.enable_oom_killer() is WriteOutcome.WRITTEN
-    assert v2.kernel.value("memory.high") == str(60 * MIB)
-
-
-def test_a_lower_memory_high_that_the_kubelet_writes_later_is_kept_and_restored(v2):
-    """A resize in place: 62 MiB become 48 and then 60; the guard's own is 56."""
-    v2.kernel.set("memory.high", str(62 * MIB))
-    handle = v2.handle()
-    handle.enable_oom_control()
-    for written, held in ((48, 48), (60, 56)):
-        v2.kernel.set("memory.high", str(written * MIB))
-        assert not handle.oom_control_was_undone()
-        handle.enable_oom_control()
-        assert v2.kernel.value("memory.high") == str(held * MIB)
-    assert v2.noted()["memory.high"] == str(60 * MIB)
-    v2.kernel.set("memory.high", "max")
-    assert handle.oom_control_was_undone(), "whoever lifts the guard's own is told of"
-    handle.enable_oom_control()
-    handle.restore()
-    assert v2.kernel.value("memory.high") == str(60 * MIB)
-
-
-def test_a_lost_state_directory_does_not_make_the_guards_memory_high_the_kubelets(v2):
-    v2.handle().enable_oom_control()
-    assert v2.kernel.value("memory.high") == str(56 * MIB)
-    v2.state.forget(CONTAINER.key)
-    handle = v2.handle()
-    handle.enable_oom_control()
-    handle.write_memory(256 * MIB)
-    assert v2.kernel.value("memory.high") == str(224 * MIB)
-    handle.restore()
-    assert v2.kernel.value("memory.high") == "max"
 
 
 def test_a_simulated_container_is_not_guarded():
