@@ -16,12 +16,14 @@ FRESH := tests/unit/schemas/test_schema_snapshots.py tests/unit/test_docs_fresh.
 STAMP_RUN := .venv/installed-run
 STAMP_DEV := .venv/installed-dev
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/make_venv.sh
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
+LOAD = for target in $(if $(KIND),kind) $(if $(K3S),k3s); do scripts/load_images.sh $$target $(ARGS:%=turnbuckle-%:$(VERSION)); done
 # A copied or moved checkout needs an environment of its own.
 ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes fuzz soak images-offline format clean anew
+.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes fuzz soak images images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -138,8 +140,13 @@ fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; A
 soak: $(STAMP_DEV)  ## Random crashes and freezes of everything under load (10 minutes; ARGS="--seed 7 --seconds 60")
 	$(BIN)/python -m tests.soak.soak $(ARGS)
 
-images-offline: $(STAMP_RUN)  ## Container images without a registry, as root on Debian (ARGS="agent allocator": only these)
+images:  ## Container images (ARGS="agent allocator": only these; KIND=1, K3S=1: then into the nodes of kind, this machine's k3s)
+	scripts/make_images.sh $(ARGS)
+	@$(LOAD)
+
+images-offline: $(STAMP_RUN)  ## The same without a registry, as root on Debian
 	scripts/make_images_offline.sh $(ARGS)
+	@$(LOAD)
 
 clean:  ## Remove .venv, caches and build results
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

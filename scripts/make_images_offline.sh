@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Images without a registry, for a machine that reaches Debian's and Python's packages but no images:
-# scripts/make_images_offline.sh [SERVICE...], all six by default. As root, on Debian, with debootstrap and a Docker Engine.
+# scripts/make_images_offline.sh [SERVICE...], all seven by default. As root, on Debian, with debootstrap and a Docker Engine.
 #
 #   turnbuckle-base:bookworm    Debian's essential packages and Python, made with debootstrap
 #   turnbuckle-build:bookworm   the same with venv and the pinned wheels, so that `docker build` needs no network
@@ -18,7 +18,7 @@ readonly suite=bookworm
 readonly keep=${XDG_CACHE_HOME:-$HOME/.cache}/turnbuckle-images
 readonly packages=python3,python3-venv,libgomp1,busybox-static
 readonly venv_packages=(python3-venv python3.11-venv python3-pip-whl python3-setuptools-whl python3-distutils python3-lib2to3)
-readonly light_extras=agent,allocator,reconciler,cli,vertex,otel
+readonly light_extras=agent,kubernetes,allocator,reconciler,kubeoperator,cli,vertex,otel
 python=${PYTHON:-.venv/bin/python}
 
 say() { printf 'images: %s\n' "$*" >&2; }
@@ -135,18 +135,16 @@ PYTHON
 }
 
 build_image() {
-    local service=$1 base=turnbuckle-build:$suite version
-    version=$("$python" -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
-    [ "$service" != advisor ] || base=turnbuckle-build-torch:$suite
-    say "building turnbuckle-$service:$version"
-    DOCKER_BUILDKIT=0 docker build --quiet --file compose/Dockerfile --build-arg SERVICE="$service" \
-        --build-arg BASE=turnbuckle-base:$suite --build-arg BUILD_BASE="$base" \
-        --tag "turnbuckle-$service:$version" . 2>"$keep/build-$service.log" >/dev/null ||
+    local service=$1 build_base=turnbuckle-build:$suite
+    [ "$service" != advisor ] || build_base=turnbuckle-build-torch:$suite
+    say "building turnbuckle-$service"
+    DOCKER_BUILDKIT=0 BASE=turnbuckle-base:$suite BUILD_BASE=$build_base scripts/make_images.sh "$service" \
+        >"$keep/build-$service.log" 2>&1 ||
         { cat "$keep/build-$service.log" >&2; fail "turnbuckle-$service could not be built"; }
 }
 
 services=("$@")
-[ $# -gt 0 ] || services=(agent allocator reconciler cli collector advisor)
+[ $# -gt 0 ] || services=(agent allocator reconciler kubeoperator cli collector advisor)
 check_needs
 mkdir -p "$keep"
 exec 9>"$keep/lock"
@@ -163,4 +161,4 @@ case " ${services[*]} " in *" advisor "*)
 esac
 for service in "${services[@]}"; do build_image "$service"; done
 docker image ls --format '{{.Repository}}:{{.Tag}} {{.Size}}' |
-    grep -E "^turnbuckle-(base|build|build-torch|nats|agent|allocator|reconciler|cli|collector|advisor):" | sort >&2
+    grep -E "^turnbuckle-(base|build|build-torch|nats|agent|allocator|reconciler|kubeoperator|cli|collector|advisor):" | sort >&2

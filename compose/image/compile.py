@@ -6,6 +6,7 @@ Whatever cannot be imported fails the image's build, so this is its first test, 
 
 import importlib
 import sys
+from importlib.util import find_spec
 
 OURS = ("services._runtime.service.probe", "services._runtime.service.entry", "services._runtime.telemetry.otel_export")
 COMMON = (*OURS, "nkeys", "http.server", "runpy")
@@ -16,12 +17,15 @@ OWN = {
     "advisor": ("services.advisor.service", "services.advisor.training"),
     "cli": ("services.cli.main",),
 }
+WITH_GRPC = {"agent": ("services._host.cri",)}
+"""Where the image's EXTRAS include kubernetes, as they do by default."""
 
 
 def main() -> None:
     """Needs PYTHONDONTWRITEBYTECODE to be unset."""
     service = sys.argv[1]
-    for name in (*COMMON, *OWN.get(service, (f"services.{service}.service",))):
+    optional = WITH_GRPC.get(service, ()) if find_spec("grpc") else ()
+    for name in (*COMMON, *OWN.get(service, (f"services.{service}.service",)), *optional):
         importlib.import_module(name)
 
 

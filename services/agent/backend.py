@@ -135,7 +135,7 @@ def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
         select_pods = pods.select
         timeouts_s[ContainerSource.KUBERNETES] = settings.pods_timeout_s
     programs = kernel_directory(settings.kernel_directory) if settings.kernel_programs == "auto" else None
-    host = open_host(layout, state, programs)
+    host = open_host(layout, state, programs, refuse_memory_qos=settings.memory_qos == "refuse")
     options = WatchdogOptions(
         exec_lock(settings.state_directory, settings.managed_root),
         settings.oom_wait_timeout_s,

@@ -18,7 +18,9 @@ from typing import Any, Final
 
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
 from services._host.kernel_programs import LOADER, hierarchies_of, kernel_directory, loader_command
+from services._host.pod_cgroups import PodGroups, find_tops
 from services._runtime.command.finding import Finding, Level
+from services.agent.cgroup.v2 import external_high
 from services.agent.host_lock import DOCKER_LOCK, exec_lock
 from services.agent.memory.watchdog_process import COMMAND_LINE
 from services.agent.settings import AgentSettings
@@ -60,6 +62,42 @@ def check_memory_guard(find_layout: Callable[[], CgroupLayout] = detect) -> Find
         "6.12 on lack it",
         "boot with systemd.unified_cgroup_hierarchy=1 to use version 2",
     )
+
+
+def check_memory_qos(layout: CgroupLayout, state: Path) -> Finding | None:
+    """Whether the kubelet writes memory.high (Memory QoS, KEP-2570), as the memory guard does; None: no pods here.
+
+    Args:
+        layout: of this host.
+        state: the agents' state directory, which says what memory.high was before they changed it.
+    """
+    pods = PodGroups(layout).scan(find_tops(layout)) if layout.version == 2 else []
+    if not pods:
+        return None
+    before = {}
+    for path in state.glob("*/originals/*.json"):
+        said = _read_json(path)
+        before[said.get("directories", {}).get("memory")] = said.get("values", {}).get("memory.high")
+    directories = [layout.directories(pod.directory)["memory"] for pod in pods]
+    found = [directory for directory in directories if _external_high(Path(directory), before.get(directory))]
+    if not found:
+        return Finding("memory QoS", Level.OK, f"no memory.high of the kubelet on {_several(len(pods), 'container')}")
+    setting = AgentSettings.variable("memory_qos")
+    text = (
+        f"the kubelet sets memory.high (Memory QoS) on {len(found)} of {_several(len(pods), 'container')}: "
+        f"{_listed(found)}; the memory guard keeps the lower one, or leaves them alone with {setting}=refuse"
+    )
+    return Finding("memory QoS", Level.NOTE, text, "switch the kubelet's feature gate MemoryQoS off on this node")
+
+
+def _external_high(directory: Path, before: str | None) -> bool:
+    """``before``: its memory.high before an agent changed it; None: none did."""
+    try:
+        limit = (directory / "memory.max").read_bytes().strip()
+        high = before.encode() if before is not None else (directory / "memory.high").read_bytes().strip()
+    except OSError:  # gone, or without the memory controller
+        return False
+    return external_high(high, limit) is not None
 
 
 def check_state_directory(directory: Path) -> Finding:
@@ -234,10 +272,12 @@ def run_guard_checks() -> list[Finding]:
     watchdogs = running_watchdogs()
     findings.append(check_watchdogs(watchdogs))
     try:
-        groups = guarded_groups(directory, detect())
+        layout = detect()
     except CgroupUnavailableError:
         return findings
-    return [*findings, check_left_behind(groups, holders, watchdogs)]
+    if (memory_qos := check_memory_qos(layout, directory)) is not None:
+        findings.append(memory_qos)
+    return [*findings, check_left_behind(guarded_groups(directory, layout), holders, watchdogs)]
 
 
 def _flocks(locks: Path) -> Iterator[tuple[str, int]]:
@@ -278,8 +318,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _names(groups: list[GuardedGroup]) -> str:
-    more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
-    return ", ".join(group.directory for group in groups[:_NAMED]) + more
+    return _listed([group.directory for group in groups])
+
+
+def _listed(directories: list[str]) -> str:
+    more = f" and {len(directories) - _NAMED} more" if len(directories) > _NAMED else ""
+    return ", ".join(directories[:_NAMED]) + more
 
 
 def _several(count: int, noun: str) -> str:

@@ -139,8 +139,12 @@ class SourceAnswered:
 Discovered = FoundContainer | GoneContainer | RejectedContainer | SourceAnswered
 
 
-class HostFullError(Exception):
-    """No more containers can be managed here: a sentence for people."""
+class UnmanageableError(Exception):
+    """This container is left alone: a sentence for people."""
+
+
+class HostFullError(UnmanageableError):
+    """No more containers can be managed here."""
 
 
 class Host(Protocol):
@@ -205,7 +209,7 @@ class Host(Protocol):
         Changes of a previous agent are known: `restore` puts back what was there before *that* one started.
 
         Raises:
-            HostFullError: no descriptor is left for it.
+            UnmanageableError: no descriptor is left for it, or the settings refuse it.
         """
 
 

@@ -33,9 +33,9 @@ from services.agent.ports import (
     Discovered,
     FoundContainer,
     GoneContainer,
-    HostFullError,
     RejectedContainer,
     SourceAnswered,
+    UnmanageableError,
 )
 from services.agent.registration import NodeName, node_info, serve_node
 from services.agent.sampling.ticker import ThrottlePoller, Ticker
@@ -287,7 +287,7 @@ class Agent:
     def _adopt(self, found: FoundContainer, begin: Callable[[FoundContainer, int], str | None]) -> None:
         try:
             key = begin(found, self._now_ns())
-        except HostFullError as error:
+        except UnmanageableError as error:
             self._reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
             return
         if key is None or self.node is None:

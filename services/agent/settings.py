@@ -120,6 +120,13 @@ class AgentSettings(NodeSettings):
             "container (which needs the host's process ids and control groups)"
         ),
     ] = "inherit"
+    memory_qos: Annotated[
+        Literal["cooperate", "refuse"],
+        Field(
+            description="containers that come with a memory.high, as of the kubelet's Memory QoS (cgroup v2): "
+            "cooperate keeps the lower of that and the memory guard's; refuse leaves them alone and says so"
+        ),
+    ] = "cooperate"
     node_memory_bytes: Annotated[
         MemorySize | None,
         Field(

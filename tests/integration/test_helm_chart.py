@@ -90,14 +90,45 @@ def test_numbers_given_by_set_are_texts_in_the_settings() -> None:
     assert found["ConfigMap", "turnbuckle-settings"]["data"]["TURNBUCKLE_STREAM_REPLICAS"] == "3"
 
 
+def values_of_the_page(name: str, folder: Path) -> Path:
+    page = (FOLDER.parents[1] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    [block] = [each for each in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL) if f"# {name}" in each]
+    file = folder / name
+    file.write_text(block, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(("name", "overlay"), [("small.yaml", "kind"), ("small-k3s.yaml", "k3s")])
+def test_the_small_installations_of_the_page_are_what_the_overlays_make(
+    tmp_path: Path, name: str, overlay: str
+) -> None:
+    """Its workloads, where the container runtime is, and who may speak to NATS."""
+    expected = by_name(run("kubectl", "kustomize", str(FOLDER / "overlays" / overlay)))
+    found = rendered("--values", str(values_of_the_page(name, tmp_path)))
+
+    assert containers(found).keys() == containers(expected).keys() >= {"agent", "allocator", "kubeoperator"}
+    assert not containers(found).keys() & {"reconciler", "collector", "advisor"}
+    volumes, wanted = (
+        {each["name"]: each for each in objects["DaemonSet", "agent"]["spec"]["template"]["spec"]["volumes"]}
+        for objects in (found, expected)
+    )
+    assert volumes == wanted
+    policy = ("NetworkPolicy", "nats")
+    assert found[policy]["spec"] == expected[policy]["spec"]
+
+
+def test_the_socket_of_cri_o_is_two_values() -> None:
+    found = rendered("--set=agent.criDirectory=/run/crio,agent.criSocket=crio.sock")
+
+    variables = {each["name"]: each.get("value") for each in containers(found)["agent"]["env"]}
+    assert variables["TURNBUCKLE_AGENT__CRI_SOCKET"] == "/run/cri/crio.sock"
+    volumes = found["DaemonSet", "agent"]["spec"]["template"]["spec"]["volumes"]
+    assert [each["hostPath"]["path"] for each in volumes if each["name"] == "cri"] == ["/run/crio"]
+
+
 def test_the_secured_installation_of_the_page_renders(tmp_path: Path) -> None:
     """Numbers of a file are floats to helm."""
-    page = (FOLDER.parents[1] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    [block] = [each for each in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL) if "# secured.yaml" in each]
-    file = tmp_path / "secured.yaml"
-    file.write_text(block, encoding="utf-8")
-
-    found = rendered("--values", str(file))
+    found = rendered("--values", str(values_of_the_page("secured.yaml", tmp_path)))
 
     settings = found["ConfigMap", "turnbuckle-settings"]["data"]
     assert (settings["NATS_URL"], settings["TURNBUCKLE_STREAM_REPLICAS"]) == ("tls://nats.turnbuckle.svc:4222", "3")

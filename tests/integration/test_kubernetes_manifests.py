@@ -9,6 +9,7 @@ fields' names.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ SETTINGS: dict[str, type[CommonSettings]] = {
 }
 PER_NODE = {"agent", "reconciler"}
 WORKLOADS = {"DaemonSet", "Deployment", "CronJob"}
-OVERLAYS = ["base", "overlays/trial", "overlays/production"]
+OVERLAYS = ["base", "overlays/trial", "overlays/kind", "overlays/k3s", "overlays/production"]
+LEFT_OUT = {"reconciler", "collector", "advisor"}
+"""Of clusters that get container limits only."""
 OTHERS = {
     "keda.sh/v1alpha1/ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "cooldownPeriod",
                                       "triggers"},
@@ -302,6 +305,64 @@ def test_the_rules_are_those_of_compose_and_watch_declared_metrics() -> None:
     for path in (FOLDER / "components").rglob("*.yaml"):
         for metric in METRIC.findall(path.read_text()):
             assert metric in METRICS, f"{path.name}: {metric}"
+
+
+@pytest.mark.timeout(DEADLINE_S)
+def test_a_trial_has_one_replica_of_each_and_no_autoscaler() -> None:
+    """On kind nobody measures what an autoscaler would ask for."""
+    manifests = rendered("overlays/trial")
+    assert "HorizontalPodAutoscaler" not in {manifest["kind"] for manifest in manifests}
+    assert {name for name, _, _ in workloads(manifests)} == SETTINGS.keys() | {"apps"}
+    scaled = {each["metadata"]["name"] for each in base() if each["kind"] == "HorizontalPodAutoscaler"}
+    deployments = [each for each in manifests if each["kind"] == "Deployment" and each["metadata"]["name"] in scaled]
+    assert len(deployments) == len(scaled) > 0
+    assert {manifest["spec"].get("replicas", 1) for manifest in deployments} == {1}
+
+
+@pytest.mark.timeout(DEADLINE_S)
+@pytest.mark.parametrize(
+    ("overlay", "directory", "nodes"),
+    [
+        ("overlays/trial", "/run/containerd", "10.0.0.0/8"),
+        ("overlays/kind", "/run/containerd", "172.16.0.0/12"),
+        ("overlays/k3s", "/run/k3s/containerd", "10.0.0.0/8"),
+    ],
+)
+def test_the_runtimes_socket_and_the_nodes_network_are_the_distributions(
+    overlay: str, directory: str, nodes: str
+) -> None:
+    manifests = rendered(overlay)
+    [agent] = [pod for name, pod, _ in workloads(manifests) if name == "agent"]
+    paths = {volume["name"]: volume["hostPath"] for volume in agent["volumes"] if "hostPath" in volume}
+    assert paths["cri"] == {"path": directory, "type": "Directory"}
+    assert paths.keys() == {"cri", "cgroup", "state"}
+    [policy] = [each for each in manifests if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "nats"]
+    assert [source["ipBlock"]["cidr"] for source in policy["spec"]["ingress"][0]["from"] if "ipBlock" in source] == [
+        nodes
+    ]
+
+
+@pytest.mark.timeout(DEADLINE_S)
+@pytest.mark.parametrize("overlay", ["overlays/kind", "overlays/k3s"])
+def test_small_clusters_get_container_limits_and_nothing_else(overlay: str) -> None:
+    manifests = rendered(overlay)
+    assert {name for name, _, _ in workloads(manifests)} == (SETTINGS.keys() | {"apps"}) - LEFT_OUT
+    assert [each for each in manifests if each["metadata"]["name"] in LEFT_OUT] == []
+    assert "PersistentVolumeClaim" not in {manifest["kind"] for manifest in manifests}
+
+
+@pytest.mark.timeout(DEADLINE_S)
+def test_an_overlay_names_an_image_by_the_lines_that_the_loader_prints(tmp_path: Path) -> None:
+    digest = "sha256:" + "0123456789abcdef" * 4
+    overlay = os.path.relpath(FOLDER / "overlays/kind", tmp_path)  # kustomize takes no absolute path
+    line = f'  - {{name: turnbuckle-agent, digest: "{digest}"}}\n'
+    (tmp_path / "kustomization.yaml").write_text(f"resources:\n  - {overlay}\nimages:\n{line}")
+    command = [program("kubectl"), "kustomize", str(tmp_path), "--load-restrictor", "LoadRestrictionsNone"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    images = {name: container["image"] for name, _, container in workloads(documents(done.stdout))}
+    assert images["agent"] == f"turnbuckle-agent@{digest}"
+    assert images["allocator"] == "turnbuckle-allocator:0.1.0"
 
 
 @pytest.mark.timeout(DEADLINE_S)

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
-import re
-import shutil
-import subprocess
-import tarfile
-from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -27,89 +17,9 @@ from services.agent.discovery.pods import PodDiscovery
 from services.agent.ports import FoundContainer, GoneContainer
 from services.agent.settings import AgentSettings
 from tests.support.cri_lab import CRI, HOST_NETWORK, RuntimeClient
-from tests.support.deadline import until
+from tests.support.real_containerd import IMAGE
 
 pytestmark = [pytest.mark.root, pytest.mark.docker]
-IMAGE = "turnbuckle.test/sleep:1"
-PROGRAM = "/bin/sleep"
-CONFIG = """
-version = 2
-root = "{base}/root"
-state = "{base}/state"
-[grpc]
-  address = "{base}/cri.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{image}"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
-"""
-
-
-def write_image(path: Path) -> None:
-    """An image of one program with its libraries, as `docker save` writes one."""
-    linked = subprocess.run(["ldd", PROGRAM], check=True, capture_output=True, text=True).stdout
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w", dereference=True) as archive:
-        for name in {PROGRAM, *re.findall(r"(/\S+) \(0x", linked)}:
-            archive.add(name)
-    process = {"Entrypoint": [PROGRAM, "infinity"]}
-    layers = [f"sha256:{sha256(layer.getvalue()).hexdigest()}"]
-    config = json.dumps({"architecture": os.uname().machine.replace("x86_64", "amd64"), "os": "linux",
-                         "config": process, "rootfs": {"type": "layers", "diff_ids": layers}}).encode()  # fmt: skip
-    files = {"config.json": config, "layer.tar": layer.getvalue()}
-    files["manifest.json"] = json.dumps(
-        [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
-    ).encode()
-    with tarfile.open(path, mode="w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-
-
-def need_containerd() -> None:
-    missing = [command for command in ("containerd", "ctr") if shutil.which(command) is None]
-    if missing:
-        pytest.skip(f"needs {' and '.join(missing)}: apt-get install containerd")
-
-
-def start_containerd(base: Path) -> subprocess.Popen[bytes]:
-    with (base / "log").open("wb") as log:
-        return subprocess.Popen(["containerd", "--config", str(base / "config.toml")], stdout=log, stderr=log)
-
-
-@pytest.fixture
-async def runtime(tmp_path: Path) -> Any:
-    """A containerd of our own, with the image."""
-    need_containerd()
-    (tmp_path / "config.toml").write_text(CONFIG.format(base=tmp_path, image=IMAGE))
-    write_image(tmp_path / "image.tar")
-    process = start_containerd(tmp_path)
-    ctr = ["ctr", "--address", str(tmp_path / "cri.sock"), "--namespace", "k8s.io"]
-    try:
-
-        def imported() -> bool:
-            done = subprocess.run([*ctr, "image", "import", str(tmp_path / "image.tar")], check=False, timeout=60)
-            return done.returncode == 0
-
-        await until(lambda: (tmp_path / "cri.sock").exists() and imported(), within_s=60, what="containerd")
-        yield tmp_path / "cri.sock"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-@pytest.fixture
-def kubepods() -> Iterator[str]:
-    """A kubelet's directory, in a corner of its own."""
-    corner = f"turnbuckle-test-{os.getpid()}"
-    yield f"{corner}/kubepods"
-    for directory in sorted(Path("/sys/fs/cgroup").glob(f"**/{corner}"), reverse=True):
-        for below in [*sorted(directory.glob("**/"), reverse=True), directory]:
-            with contextlib.suppress(OSError):
-                below.rmdir()
 
 
 def quota_of(layout: CgroupLayout, directory: str) -> str:

@@ -16,7 +16,8 @@ from tests.support.compose_lab import LIGHT, ROOT
 from tests.support.image_files import SECRET_NAME, files_of_image, secrets_in_image
 
 pytestmark = [pytest.mark.root, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
-AGENT_BYTES = 200 * 10**6
+AGENT_BYTES = 215 * 10**6
+BUILT = (*LIGHT, "kubeoperator")
 NATS_IMAGE = "turnbuckle-nats:offline"
 
 
@@ -24,9 +25,9 @@ NATS_IMAGE = "turnbuckle-nats:offline"
 def images() -> Iterator[dict[str, Any]]:
     """What the engine says of each image, by service."""
     compose_lab.require("debootstrap")
-    compose_lab.make_images(*LIGHT)
+    compose_lab.make_images(*BUILT)
     client = docker.APIClient(version="auto", **docker.utils.kwargs_from_env())
-    yield {service: client.inspect_image(f"turnbuckle-{service}:0.1.0") for service in LIGHT}
+    yield {service: client.inspect_image(f"turnbuckle-{service}:0.1.0") for service in BUILT}
     client.close()
 
 
@@ -59,12 +60,12 @@ def test_the_agents_image_holds_the_kernels_programs_where_they_were_built(image
     assert ("cgroups" in said) == ("there" in said)
 
 
-@pytest.mark.parametrize("service", LIGHT)
+@pytest.mark.parametrize("service", BUILT)
 def test_only_agent_and_reconciler_run_as_root(images, service):
     assert images[service]["Config"]["User"] == ("" if service in {"agent", "reconciler"} else "10001:10001")
 
 
-@pytest.mark.parametrize("service", LIGHT)
+@pytest.mark.parametrize("service", BUILT)
 def test_an_image_holds_what_its_service_needs_and_no_more(images, service):
     code = "import importlib.metadata as m; print(*(d.metadata['Name'].lower() for d in m.distributions()))"
     there = set(run_in(images[service], "python", "-c", code).split())
@@ -81,9 +82,17 @@ def test_an_image_holds_what_its_service_needs_and_no_more(images, service):
     }
     assert ("docker" in there) == (service in {"agent", "cli"})
     assert ("matplotlib" in there) == (service == "cli")
+    assert ("grpcio" in there) == (service == "agent")
+    assert ("kopf" in there) == (service == "kubeoperator")
 
 
-@pytest.mark.parametrize("service", ["agent", "allocator", "reconciler"])
+def test_the_agent_in_it_can_ask_a_container_runtime_for_pods(images):
+    """By default: `pods` is on in the manifests for Kubernetes."""
+    code = "from services._host.cri import CriClient; CriClient('/run/cri/containerd.sock').close(); print('asks')"
+    assert run_in(images["agent"], "python", "-c", code).strip() == "asks"
+
+
+@pytest.mark.parametrize("service", ["agent", "allocator", "reconciler", "kubeoperator"])
 def test_the_service_in_it_can_say_its_settings(images, service):
     settings = run_in(images[service], *images[service]["Config"]["Entrypoint"], "--print-config")
     assert "TURNBUCKLE_HEALTH_PORT=8080" in settings

@@ -9,8 +9,9 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = (
-    "advisor", "architecture", "benchmarks", "compose", "dataset", "design-critique", "edge", "events", "glossary",
-    "how-it-works", "install", "known-limitations", "kubernetes", "newcomer", "operations", "security", "tracing",
+    "advisor", "architecture", "autoscalers", "benchmarks", "compose", "dataset", "design-critique", "edge", "events",
+    "glossary", "how-it-works", "install", "known-limitations", "kubernetes", "newcomer", "operations", "security",
+    "tracing",
 )  # fmt: skip
 
 

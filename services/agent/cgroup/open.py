@@ -12,8 +12,13 @@ from services.agent.state_files import StateDirectory
 
 
 def open_host(
-    layout: CgroupLayout, state: StateDirectory | None = None, kernel_directory: Path | None = None
+    layout: CgroupLayout,
+    state: StateDirectory | None = None,
+    kernel_directory: Path | None = None,
+    *,
+    refuse_memory_qos: bool = False,
 ) -> CgroupHost:
-    """The host adapter for a layout that `services._host.cgroupfs.detect` found; the rest as for `CgroupHost`."""
-    host = CgroupV1Host if layout.version == 1 else CgroupV2Host
-    return host(layout, state, kernel_directory)
+    """The host adapter for a layout that `services._host.cgroupfs.detect` found; the rest as for the adapters."""
+    if layout.version == 1:  # without memory.high
+        return CgroupV1Host(layout, state, kernel_directory)
+    return CgroupV2Host(layout, state, kernel_directory, refuse_memory_qos=refuse_memory_qos)

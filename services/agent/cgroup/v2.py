@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import select
 from os import pread
+from pathlib import Path
 from typing import Final
 
 from schemas.apps import PERIOD_US
 from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, NotificationKind, WriteOutcome
+from services._host.cgroupfs import CgroupLayout
 from services._host.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
 from services.agent.cgroup.host import CgroupHost
-from services.agent.state_files import FoundValues
+from services.agent.ports import ContainerHandle, FoundContainer, UnmanageableError
+from services.agent.state_files import FoundValues, StateDirectory
 
 _MAX: Final = b"max"
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_usec")
@@ -33,11 +36,22 @@ def high_margin_bytes(limit_bytes: int) -> int:
     return max(MARGIN_BYTES, min(MAX_MARGIN_BYTES, limit_bytes // 8 // PAGE_BYTES * PAGE_BYTES))
 
 
+def external_high(high: bytes, limit: bytes) -> int | None:
+    """What of a memory.high beside a memory.max was set by others, such as the kubelet's Memory QoS (KEP-2570).
+
+    None: nothing, or it lies where the memory guard of an agent puts it, whose record may be lost.
+    """
+    if high == _MAX:
+        return None
+    is_guard = limit != _MAX and int(high) == int(limit) - high_margin_bytes(int(limit))
+    return None if is_guard else int(high)
+
+
 class CgroupV2Handle(CgroupHandle):
     """One container's control files.
 
     OOM control: memory.high stays a margin below memory.max, where tasks are slowed more and more, not killed, and
-    memory.events notifies.
+    memory.events notifies. A lower memory.high that others have set (`external_high`) stays, and is restored.
     """
 
     __slots__ = ("_control_high", "_cpu_max", "_high", "_hits_at", "_max", "_memory_events", "_watched")
@@ -62,6 +76,13 @@ class CgroupV2Handle(CgroupHandle):
         """The memory.high of OOM control."""
         self._watched = False
         self._adopt_originals()
+        if self.external_high_bytes is None:
+            self._high.original = _MAX
+
+    @property
+    def external_high_bytes(self) -> int | None:
+        """The memory.high that the container came with, or that others have set since. None: there is none."""
+        return external_high(self._high.original, self._max.original)
 
     def read(self) -> Counters | None:
         """Counters now, or None if the container has vanished."""
@@ -123,7 +144,8 @@ class CgroupV2Handle(CgroupHandle):
             if is_gone(error):
                 return None
             raise
-        paused = high != _MAX and usage_bytes >= int(high)
+        guarded = high not in (_MAX, self._high.original)  # a grant does not help at an external memory.high
+        paused = guarded and usage_bytes >= int(high)
         kills, hits = (int(events[at]) if at is not None else 0 for at in (self._kills_at, self._hits_at))
         return MemoryState(usage_bytes, limit_bytes, paused, kills, hits)
 
@@ -143,8 +165,8 @@ class CgroupV2Handle(CgroupHandle):
         """Set memory.max, never below memory.current + `MARGIN_BYTES`: REFUSED instead.
 
         A decrease that is too deep for what is in use lowers memory.high first, which reclaims and slows the tasks
-        without killing any, and checks again. memory.high is then set: below memory.max under OOM control,
-        or else by its original distance, since an increase would have no effect otherwise.
+        without killing any, and checks again. memory.high is then set: below memory.max under OOM control, or else
+        as it was found.
         """
         limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES  # as the kernel rounds it
         limit_before_bytes = _as_number(self._max.value)
@@ -160,7 +182,7 @@ class CgroupV2Handle(CgroupHandle):
         high_before = self._high.value
         has_margin = self._has_margin(limit_bytes)
         if has_margin is False:
-            self._set_high(b"%d" % max(PAGE_BYTES, limit_bytes - MARGIN_BYTES))
+            self._set_high(self._lower_of(limit_bytes - MARGIN_BYTES))
             has_margin = self._has_margin(limit_bytes)
         elif has_margin and self._oom_controlled:  # a growing group is slowed before the margin shrinks
             self._set_high(self._high_for(limit_bytes))
@@ -177,16 +199,14 @@ class CgroupV2Handle(CgroupHandle):
 
     def _high_for(self, limit_bytes: int) -> bytes:
         """Where memory.high belongs for a memory.max."""
-        if self._oom_controlled:
-            return (
-                _MAX
-                if limit_bytes == UNLIMITED
-                else b"%d" % max(PAGE_BYTES, limit_bytes - high_margin_bytes(limit_bytes))
-            )
-        if _MAX in (self._high.original, self._max.original):
+        if not self._oom_controlled or limit_bytes == UNLIMITED:
             return self._high.original
-        distance_bytes = int(self._max.original) - int(self._high.original)
-        return b"%d" % max(PAGE_BYTES, limit_bytes - distance_bytes)
+        return self._lower_of(limit_bytes - high_margin_bytes(limit_bytes))
+
+    def _lower_of(self, high_bytes: int) -> bytes:
+        """This memory.high, or the external one."""
+        external = self._high.original
+        return external if external != _MAX and int(external) < high_bytes else b"%d" % max(PAGE_BYTES, high_bytes)
 
     def _set_high(self, value: bytes) -> None:
         if value != self._high.value:
@@ -212,6 +232,21 @@ class CgroupV2Handle(CgroupHandle):
             self._oom_controlled = False
             self._parts.tally.failed_oom_controls += not is_gone(error)
 
+    def oom_control_was_undone(self) -> bool:
+        """Whether memory.high was modified externally.
+
+        A lower one than that of OOM control is kept, and so is any while an external one holds: False.
+        """
+        undone = super().oom_control_was_undone()
+        value, control = self._high.value, self._control_high
+        if not undone or (control != self._high.original and not _is_below(value, control)):
+            return undone
+        self._high.original = self._control_high = value
+        self._found.values[self._high.name] = value.decode()
+        self._save()
+        self._set_high(self._high_for(_as_number(self._max.value)))
+        return False
+
     @property
     def _control_file(self) -> ControlFile:
         return self._high
@@ -222,7 +257,7 @@ class CgroupV2Handle(CgroupHandle):
 
     @property
     def _control_off(self) -> bytes:
-        return _MAX
+        return self._high.original
 
     def _put_back(self) -> None:
         """A memory limit that is now too close to usage cannot be restored: it stays, and memory.high with it."""
@@ -245,12 +280,43 @@ class CgroupV2Handle(CgroupHandle):
         self._memory_events = CLOSED
 
 
+def _is_below(high: bytes, other: bytes) -> bool:
+    return high != _MAX and (other == _MAX or int(high) < int(other))
+
+
 class CgroupV2Host(CgroupHost):
     """A host with the unified hierarchy."""
 
     cgroup_version = 2
     files_source = "cgroup-v2"
     memory_guard = "memory.high"
+
+    def __init__(
+        self,
+        layout: CgroupLayout,
+        state: StateDirectory | None = None,
+        kernel_directory: Path | None = None,
+        *,
+        refuse_memory_qos: bool = False,
+    ) -> None:
+        """``refuse_memory_qos``: leave containers alone that came with a memory.high; the rest as for `CgroupHost`."""
+        super().__init__(layout, state, kernel_directory)
+        self._refuse_memory_qos = refuse_memory_qos
+
+    def open(self, container: FoundContainer) -> ContainerHandle | None:
+        """As in `CgroupHost`. Raises UnmanageableError where its memory.high is refused."""
+        handle = super().open(container)
+        if self._refuse_memory_qos and isinstance(handle, CgroupV2Handle):
+            high_bytes = handle.external_high_bytes
+            if high_bytes is not None:
+                handle.restore()  # what an agent that cooperated has changed
+                handle.close()
+                raise UnmanageableError(
+                    f"its memory.high is {high_bytes >> 20} MiB, as of the kubelet's Memory QoS, and the agent's "
+                    "memory guard writes it, too: switch that off on this node, "
+                    "or set TURNBUCKLE_AGENT__MEMORY_QOS=cooperate"
+                )
+        return handle
 
     def _open_files(self, found: FoundValues) -> CgroupV2Handle:
         return CgroupV2Handle(found, self._parts)

@@ -51,6 +51,8 @@ class Group:
         self.app = found.app
         self.version = found.version
         self.original_oom_control = found.values.get("memory.oom_control", "0")
+        self.original_high = found.values.get("memory.high", "max")
+        """Set externally, as by the kubelet: that of OOM control stays at or below it."""
         self.oom_wait_since_s = oom_wait_since_s
         self.unobserved_since_s = unobserved_since_s
         """When it was last known that no task waited."""
@@ -79,6 +81,9 @@ class Group:
 
     def _write(self, name: str, value: str) -> None:
         os.pwrite(self._descriptor(name), value.encode(), 0)
+
+    def _external_high(self) -> int:
+        return _UNLIMITED if self.original_high == "max" else int(self.original_high)
 
     def _reclaimable_bytes(self) -> int:
         """Inactive page cache of the group and those below it."""
@@ -116,7 +121,7 @@ class Group:
             self._read_number("memory.max"),
             self._read_number("memory.high"),
         )
-        near = usage >= high
+        near = usage >= high and high < self._external_high()  # a grant does not help at an external memory.high
         paused = near and usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= high
         return Memory(
             usage, limit, near, blocked=False, paused=paused, refusals=self._read_high_events() if near else 0
@@ -159,7 +164,7 @@ class Group:
             high = self._read_number("memory.high")
             self._write("memory.max", str(limit))
             if high < _UNLIMITED:
-                self._write("memory.high", str(high + granted_bytes))
+                self._write("memory.high", str(min(high + granted_bytes, self._external_high())))
         return limit
 
     def wake(self) -> None:
@@ -181,7 +186,7 @@ class Group:
         if self.version == 1:
             self._write("memory.oom_control", self.original_oom_control)
         else:
-            self._write("memory.high", "max")
+            self._write("memory.high", self.original_high)
         self.killer_enabled = True
 
     def force_oom_killer(self) -> None:

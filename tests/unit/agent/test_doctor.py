@@ -66,6 +66,45 @@ def test_which_guard_will_be_used(tmp_path: Path) -> None:
     assert guard.check_memory_guard(lambda: layout(tmp_path, 2)).level is Level.OK
 
 
+def pod(mount: Path, container: str, high: str, limit: str = "max") -> Path:
+    """The control group of a pod's container, version 2."""
+    directory = mount / "kubepods/burstable/pod5f1e2d3c-1111-2222-3333-444455556666" / (container * 64)
+    directory.mkdir(parents=True)
+    (directory / "memory.high").write_text(f"{high}\n")
+    (directory / "memory.max").write_text(f"{limit}\n")
+    return directory
+
+
+def test_memory_qos_of_the_kubelet_is_told_by_the_containers_that_have_it(tmp_path: Path) -> None:
+    mount, state = tmp_path / "cgroup", tmp_path / "state"
+    assert guard.check_memory_qos(layout(mount, 2), state) is None
+
+    pod(mount, "a", "max")
+    changed = pod(mount, "b", f"{56 << 20}", f"{64 << 20}")
+    inode = inode_of(str(changed))
+    assert inode is not None
+    record = FoundValues("web-b", "shop", "b", 2, {"memory": str(changed)}, inode, values={"memory.high": "max"})
+    prepare_state(state, "turnbuckle").save(record)
+    found = guard.check_memory_qos(layout(mount, 2), state)
+    assert found is not None, "the guard's own is nobody else's, by its record and by its place below the limit"
+    assert (found.level, found.found) == (Level.OK, "no memory.high of the kubelet on 2 containers")
+
+    record.values["memory.high"] = f"{60 << 20}"
+    prepare_state(state, "turnbuckle").save(record)
+    qos = pod(mount, "c", f"{900 << 20}")
+    found = guard.check_memory_qos(layout(mount, 2), state)
+    assert found is not None
+    assert found.level is Level.NOTE
+    assert f"on 2 of 3 containers: {changed}, {qos};" in found.found
+    assert "TURNBUCKLE_AGENT__MEMORY_QOS=refuse" in found.found
+    assert "MemoryQoS off" in found.mend
+
+    (qos / "memory.high").unlink()  # it ended meanwhile
+    found = guard.check_memory_qos(layout(mount, 2), state)
+    assert found is not None
+    assert "on 1 of 3 containers" in found.found
+
+
 def test_the_state_directory_can_be_made_or_not(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 

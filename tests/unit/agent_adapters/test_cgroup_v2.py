@@ -11,6 +11,8 @@ import pytest
 from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, WriteOutcome
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.v2 import MARGIN_BYTES, CgroupV2Host
+from services.agent.ports import UnmanageableError
+from services.agent.state_files import StateDirectory
 from tests.support.fake_cgroupfs import CONTAINER, DIRECTORY, V2_TREE, FakeKernel, fake_layout, materialise, refuse
 
 MIB = 1 << 20
@@ -110,13 +112,56 @@ def test_a_cut_from_no_limit_keeps_the_margin_too(kernel, open_handle):
     assert kernel.value("memory.max") == "max"
 
 
-def test_memory_high_of_the_container_keeps_its_distance(kernel, open_handle):
+def test_memory_high_of_the_kubelet_stays_where_it_is(kernel, open_handle):
+    """Memory QoS (KEP-2570) writes it when the container starts."""
     kernel.set("memory.high", str(60 * MIB))
     handle = open_handle()
     assert handle.write_memory(100 * MIB) is WriteOutcome.WRITTEN
-    assert kernel.writes == [("memory.max", str(100 * MIB)), ("memory.high", str(96 * MIB))]
+    assert kernel.writes == [("memory.max", str(100 * MIB))]
     handle.restore()
     assert (kernel.value("memory.max"), kernel.value("memory.high")) == (str(64 * MIB), str(60 * MIB))
+
+
+def test_a_cut_never_lifts_memory_high_of_the_kubelet(kernel, open_handle):
+    """In use are 10 MiB: the cut would lower memory.high to 8 MiB at first, which is above the kubelet's 6."""
+    kernel.set("memory.high", str(6 * MIB))
+    assert open_handle().write_memory(12 * MIB) is WriteOutcome.REFUSED
+    assert kernel.writes == []
+
+
+def test_a_container_of_memory_qos_is_refused_where_that_is_set_and_left_as_it_is(kernel, tmp_path):
+    kernel.set("memory.high", str(60 * MIB))
+    state = StateDirectory(tmp_path / "state")
+    state.make()
+    host = open_host(fake_layout(kernel.base, 2), state, refuse_memory_qos=True)
+    with pytest.raises(UnmanageableError, match=r"memory\.high is 60 MiB, as of the kubelet's Memory QoS.*=cooperate"):
+        host.open(CONTAINER)
+    assert (kernel.writes, host.recorded()) == ([], [])
+
+
+def test_a_container_without_memory_qos_is_managed_where_that_is_refused(kernel):
+    handle = open_host(fake_layout(kernel.base, 2), refuse_memory_qos=True).open(CONTAINER)
+    assert handle is not None
+    assert handle.write_memory(100 * MIB) is WriteOutcome.WRITTEN
+    handle.close()
+
+
+def test_what_an_agent_did_that_cooperated_is_undone_by_one_that_refuses(kernel, tmp_path, monkeypatch):
+    monkeypatch.setattr("services._host.notifications.Notifications.watch", lambda *_: None)
+    kernel.set("memory.high", str(60 * MIB))
+    state = StateDirectory(tmp_path / "state")
+    state.make()
+    before = open_host(fake_layout(kernel.base, 2), state).open(CONTAINER)
+    assert before is not None
+    before.enable_oom_control()
+    before.write_memory(100 * MIB)
+    assert kernel.value("memory.high") == str(60 * MIB)
+    before.write_memory(32 * MIB)
+    assert kernel.value("memory.high") == str(28 * MIB)
+    with pytest.raises(UnmanageableError, match="60 MiB"):
+        open_host(fake_layout(kernel.base, 2), state, refuse_memory_qos=True).open(CONTAINER)
+    assert (kernel.value("memory.max"), kernel.value("memory.high")) == (str(64 * MIB), str(60 * MIB))
+    assert state.load(CONTAINER.key) is None
 
 
 def test_restoring_never_cuts_below_usage(kernel, open_handle):

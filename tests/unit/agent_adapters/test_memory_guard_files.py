@@ -4,65 +4,22 @@ from __future__ import annotations
 
 import errno
 import shutil
-from pathlib import Path
 
 import pytest
 
 from services._host.cgroup_snapshot import UNLIMITED, MemoryState, WriteOutcome
-from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import SimulatedHost
 from services.agent.cgroup.v2 import high_margin_bytes
-from services.agent.state_files import StateDirectory
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import (
     CONTAINER,
     DIRECTORY,
     V1_HUGE,
-    V1_TREE,
-    V2_TREE,
-    FakeKernel,
-    fake_layout,
-    materialise,
     refuse,
 )
+from tests.support.fake_container import Bench
 
 MIB = 1 << 20
-
-
-class Bench:
-    """One fake container of either version."""
-
-    def __init__(self, base: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        materialise(base, V1_TREE if version == 1 else V2_TREE)
-        self.kernel = FakeKernel(base, monkeypatch)
-        self.state = StateDirectory(base / "state")
-        self.state.make()
-        self.version = version
-        self._hosts = []
-        self._handles = []
-        # Ordinary files cannot be watched: neither by an eventfd, nor by epoll.
-        monkeypatch.setattr("services._host.notifications.Notifications.watch", lambda *_: None)
-
-    def host(self):
-        host = open_host(fake_layout(self.kernel.base, self.version), self.state)
-        self._hosts.append(host)
-        return host
-
-    def handle(self):
-        handle = self.host().open(CONTAINER)
-        assert handle is not None
-        self._handles.append(handle)
-        return handle
-
-    def noted(self) -> dict[str, str]:
-        found = self.state.load(CONTAINER.key)
-        return found.values if found else {}
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.close()
-        for host in self._hosts:
-            host.close()
 
 
 @pytest.fixture
@@ -220,6 +177,35 @@ def test_leftovers_of_an_earlier_boot_are_not_touched(v1, monkeypatch):
     monkeypatch.setattr("services.agent.state_files._BOOT_ID", "/proc/version")
     assert v1.host().release_leftovers() == []
     assert v1.kernel.value("cpu.cfs_quota_us") == "30000"
+
+
+@pytest.mark.parametrize(
+    ("version", "requests", "limits"),
+    [
+        (1, {"cpu": "cpu.shares", "memory": "memory.soft_limit_in_bytes"},
+         {"cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"}),
+        (2, {"unified": "cpu.weight"}, {"cpu.max", "memory.max", "memory.high"}),
+        (2, {"unified": "memory.min"}, {"cpu.max", "memory.max", "memory.high"}),
+        (2, {"unified": "memory.low"}, {"cpu.max", "memory.max", "memory.high"}),
+    ],
+)  # fmt: skip
+def test_limits_are_written_and_never_what_requests_become(tmp_path, monkeypatch, version, requests, limits):
+    """CPU requests become cpu.shares or cpu.weight, memory requests memory.min or memory.low (docs/autoscalers.md)."""
+    bench = Bench(tmp_path, version, monkeypatch)
+    files = [tmp_path / hierarchy / DIRECTORY / name for hierarchy, name in requests.items()]
+    for file in files:
+        file.write_text("256\n")
+    handle = bench.handle()
+    handle.enable_oom_control()
+    for quota_us, limit_mib in ((30_000, 256), (10_000, 32), (90_000, 400)):
+        assert handle.write_quota(quota_us) is WriteOutcome.WRITTEN
+        assert handle.write_memory(limit_mib * MIB) is WriteOutcome.WRITTEN
+    handle.enable_oom_killer()
+    handle.restore()
+
+    assert {name for name, _ in bench.kernel.writes} == limits
+    assert [file.read_text() for file in files] == ["256\n"] * len(files)
+    bench.close()
 
 
 @pytest.mark.parametrize(("limit", "margin"), [(16, 4), (32, 4), (64, 8), (256, 32), (4096, 32)])

@@ -48,10 +48,10 @@ class Bench:
         self.state.make()
         self.book = FileReserveStore(self.state.reserves)
         self.memory = base / ("memory" if version == 1 else "unified") / DIRECTORY
-        found = FoundValues(
+        self.found = FoundValues(
             CONTAINER.key, APP, ID, version, {"memory": str(self.memory)}, inode_of(str(self.memory)) or 0, guarded=True
         )
-        self.state.save(found)
+        self.state.save(self.found)
         self.lock = base / "exec.lock"
         read_end, self.write_end = os.pipe()
         self._read_end = read_end
@@ -190,6 +190,27 @@ def test_version_2_is_granted_with_memory_high_at_its_distance(v2):
     v2.start()
     wait_until(lambda: v2.kernel.value("memory.high") == str(66 * MIB))
     assert v2.kernel.writes == [("memory.max", str(74 * MIB)), ("memory.high", str(66 * MIB))]
+
+
+def test_version_2_is_granted_up_to_the_kubelets_memory_high_and_no_further(v2):
+    """Memory QoS: 58 MiB. A grant of 10 MiB, half of the reserve, would make 66 of the guard's 56."""
+    v2.found.values["memory.high"] = str(58 * MIB)
+    v2.state.save(v2.found)
+    v2.book.give(APP, 20 * MIB)
+    v2.start()
+    wait_until(lambda: v2.kernel.value("memory.high") == str(58 * MIB))
+    v2.kernel.set("memory.current", str(59 * MIB))
+    assert stays_so(lambda: v2.kernel.value("memory.max") == str(74 * MIB), 4 * v2.deadline_s), "a grant would not help"
+    assert v2.kernel.writes == [("memory.max", str(74 * MIB)), ("memory.high", str(58 * MIB))]
+
+
+def test_version_2_is_released_to_the_kubelets_memory_high(v2):
+    v2.found.values["memory.high"] = str(58 * MIB)
+    v2.state.save(v2.found)
+    v2.start()
+    wait_until(lambda: v2.kernel.value("memory.high") == str(58 * MIB))
+    [report] = v2.reports()
+    assert not report.granted
 
 
 def test_version_2_without_a_reserve_is_released_after_the_deadline(v2):
