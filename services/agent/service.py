@@ -68,15 +68,9 @@ class Agent:
         self._bus = runtime.bus
         self._memory: MemoryLoop | None = None
         self._specs: SpecReader | None = None
-        self._name = NameHolder(
-            self._bus,
-            NODES,
-            self.name,
-            self._settings.node,
-            self._clock,
-            self._log,
-            {LIMIT_UPDATES.subject(self._bus.root, node=self._settings.node): self._apply},
-        )
+        node, bus = self._settings.node, self._bus
+        served = {LIMIT_UPDATES.subject(bus.root, node=node): self._apply}
+        self._name = NameHolder(bus, NODES, self.name, node, self._clock, self._log, served)
         self._empty_apps: dict[str, int] = {}
         self._events: ContainerEvents | None = None
         self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
