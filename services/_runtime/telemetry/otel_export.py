@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
@@ -28,17 +28,15 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
     BatchSpanProcessor,
     ConsoleSpanExporter,
-    SimpleSpanProcessor,
     SpanExporter,
     SpanExportResult,
 )
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services._runtime.telemetry import tracing
 from services._runtime.telemetry.logging import get_logger
 from services._runtime.telemetry.otel_metrics import observe_all
 from services._runtime.telemetry.otel_settings import Origin, OtelSettings, SignalSettings
-from services._runtime.telemetry.otel_spans import OtelSpan, OtelTracing
+from services._runtime.telemetry.otel_spans import OtelTracing
 from services._runtime.telemetry.telemetry import Sample, Telemetry
 
 SCOPE: Final = "turnbuckle"
@@ -89,13 +87,12 @@ class Export:
             log.warning("telemetry_setting_ignored", reason=sentence)
 
     def _export_spans(self, settings: SignalSettings, resource: Resource, version: str) -> None:
-        exporter = _DeferredSpans(_span_exporter(settings), self.counts, resource, version)
+        exporter = _CountedSpans(_span_exporter(settings), self.counts)
         self._exporters.append(exporter)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        batches = _Batches(exporter, self.counts)
-        provider.add_span_processor(batches)
+        provider.add_span_processor(_Batches(exporter, self.counts))
         self._providers.append(provider)
-        tracing.install(OtelTracing(provider.get_tracer(SCOPE, version), batches.defer))
+        tracing.install(OtelTracing(provider.get_tracer(SCOPE, version)))
 
     def _export_metrics(
         self, settings: SignalSettings, resource: Resource, collect: Callable[[], list[Sample]]
@@ -143,46 +140,29 @@ class _Batches(BatchSpanProcessor):
         self._counts = counts
 
     def on_end(self, span: ReadableSpan) -> None:
+        queue = self._batch_processor._queue  # noqa: SLF001 - that one gives way is told nowhere else
         if span.context is not None and span.context.trace_flags.sampled:
-            self._count_overflow()
+            self._counts.overflow += len(queue) == queue.maxlen
         super().on_end(span)
 
-    def defer(self, span: OtelSpan) -> None:
-        """Queue a span that `_DeferredSpans` is going to make."""
-        self._count_overflow()
-        self._batch_processor.emit(cast("ReadableSpan", span))
 
-    def _count_overflow(self) -> None:
-        queue = self._batch_processor._queue  # noqa: SLF001 - that one gives way is told nowhere else
-        self._counts.overflow += len(queue) == queue.maxlen
+class _CountedSpans(SpanExporter):
+    """Counts what became of spans."""
 
-
-class _DeferredSpans(SpanExporter):
-    """Makes the spans that the event loop has only noted, exports all, and counts what became of them."""
-
-    def __init__(self, exporter: SpanExporter, counts: Counts, resource: Resource, version: str) -> None:
+    def __init__(self, exporter: SpanExporter, counts: Counts) -> None:
         self._exporter = exporter
         self._counts = counts
-        self._ended = InMemorySpanExporter()  # a span that is made has ended already, and is sampled or not
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self._ended))
-        self._tracer = provider.get_tracer(SCOPE, version)
 
-    def export(self, spans: Sequence[ReadableSpan | OtelSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Called by one thread at a time (`BatchSpanProcessor`)."""
-        for span in spans:
-            if isinstance(span, OtelSpan):
-                span.make(self._tracer)
-        made = [*(span for span in spans if isinstance(span, ReadableSpan)), *self._ended.get_finished_spans()]
-        self._ended.clear()
         result = SpanExportResult.FAILURE
         try:
-            result = self._exporter.export(made) if made else SpanExportResult.SUCCESS
+            result = self._exporter.export(spans)
         finally:
             if result is SpanExportResult.SUCCESS:
-                self._counts.exported += len(made)
+                self._counts.exported += len(spans)
             else:
-                self._counts.refused += len(made)
+                self._counts.refused += len(spans)
         return result
 
     def shutdown(self) -> None:
