@@ -20,7 +20,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
     ConsoleMetricExporter,
     MetricExporter,
-    MetricExportResult,
+    MetricsData,
     PeriodicExportingMetricReader,
 )
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -29,7 +29,6 @@ from opentelemetry.sdk.trace.export import (
     BatchSpanProcessor,
     ConsoleSpanExporter,
     SpanExporter,
-    SpanExportResult,
 )
 
 from services._runtime.telemetry import tracing
@@ -54,6 +53,15 @@ class Counts:
     refused: int = 0
     """Spans that no collector took."""
     failed_metric_exports: int = 0
+
+    def count_spans(self, spans: Sequence[ReadableSpan], taken: bool) -> None:
+        """After an export: one thread at a time (`BatchSpanProcessor`)."""
+        self.exported += taken * len(spans)
+        self.refused += (not taken) * len(spans)
+
+    def count_metrics(self, _metrics: MetricsData, taken: bool) -> None:
+        """After an export."""
+        self.failed_metric_exports += not taken
 
 
 def _resource(origin: Origin) -> Resource:
@@ -87,7 +95,7 @@ class Export:
             log.warning("telemetry_setting_ignored", reason=sentence)
 
     def _export_spans(self, settings: SignalSettings, resource: Resource, version: str) -> None:
-        exporter = _CountedSpans(_span_exporter(settings), self.counts)
+        exporter = _span_exporter(settings, self.counts)
         self._exporters.append(exporter)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(_Batches(exporter, self.counts))
@@ -146,57 +154,33 @@ class _Batches(BatchSpanProcessor):
         super().on_end(span)
 
 
-class _CountedSpans(SpanExporter):
-    """Counts what became of spans."""
+def _counted(exporter: Any, count: Callable[[Any, bool], None]) -> Any:
+    """An exporter that counts each batch; a subclass, because the reader of metrics asks it for its temporality."""
 
-    def __init__(self, exporter: SpanExporter, counts: Counts) -> None:
-        self._exporter = exporter
-        self._counts = counts
+    class Counted(exporter):  # type: ignore[misc]
+        def export(self, batch: Any, *arguments: Any, **keywords: Any) -> Any:
+            taken = False
+            try:
+                result = super().export(batch, *arguments, **keywords)
+                taken = result.name == "SUCCESS"
+            finally:
+                count(batch, taken)
+            return result
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Called by one thread at a time (`BatchSpanProcessor`)."""
-        result = SpanExportResult.FAILURE
-        try:
-            result = self._exporter.export(spans)
-        finally:
-            if result is SpanExportResult.SUCCESS:
-                self._counts.exported += len(spans)
-            else:
-                self._counts.refused += len(spans)
-        return result
-
-    def shutdown(self) -> None:
-        """Of the exporter."""
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Of the exporter."""
-        return self._exporter.force_flush(timeout_millis)
+    return Counted()
 
 
-def _span_exporter(settings: SignalSettings) -> SpanExporter:
-    if settings.exporter == "console":
-        return ConsoleSpanExporter()
-    made: SpanExporter = _otlp_module(settings, "trace").OTLPSpanExporter()
+def _span_exporter(settings: SignalSettings, counts: Counts) -> SpanExporter:
+    console = settings.exporter == "console"
+    exporter = ConsoleSpanExporter if console else _otlp_module(settings, "trace").OTLPSpanExporter
+    made: SpanExporter = _counted(exporter, counts.count_spans)
     return made
 
 
 def _metric_exporter(settings: SignalSettings, counts: Counts) -> MetricExporter:
     console = settings.exporter == "console"
-    exporter: Any = ConsoleMetricExporter if console else _otlp_module(settings, "metric").OTLPMetricExporter
-
-    class Counted(exporter):  # type: ignore[misc]
-        """Counts the exports that fail; a subclass, because the reader asks the exporter for its temporality."""
-
-        def export(self, *arguments: Any, **keywords: Any) -> MetricExportResult:
-            result: MetricExportResult = MetricExportResult.FAILURE
-            try:
-                result = super().export(*arguments, **keywords)
-            finally:
-                counts.failed_metric_exports += result is not MetricExportResult.SUCCESS
-            return result
-
-    made: MetricExporter = Counted()
+    exporter = ConsoleMetricExporter if console else _otlp_module(settings, "metric").OTLPMetricExporter
+    made: MetricExporter = _counted(exporter, counts.count_metrics)
     return made
 
 
