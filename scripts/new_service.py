@@ -49,6 +49,14 @@ _EXAMPLES: Final = """    ${Name}StateRequest(),
 """
 _TABLE: Final = '    "$name": (Role.${NAME},),\n'
 _PURE: Final = ' "services.$name.core",'
+_LAYERS: Final = """
+[[tool.importlinter.contracts]]
+name = "layers of the $name"
+type = "layers"
+containers = ["services.$name"]
+layers = ["__main__", "service", "core | settings"]
+exhaustive = true
+"""
 _COMPOSE: Final = """
   $name:
     <<: *service
@@ -87,6 +95,8 @@ INSERTIONS: Final = (
     Insertion(
         "pyproject.toml", r'(?ms)^name = "cores are pure.*?"services\.advisor\.core",', ' "services.$name.core",'
     ),
+    Insertion("pyproject.toml", r'(?m)^    "services\.fabric", "services\.fastpath",', ' "services.$name",'),
+    Insertion("pyproject.toml", r'(?ms)^name = "layers of the console".*?^exhaustive = true\n', _LAYERS),
     Insertion("pyproject.toml", r"(?m)^allocator = \[\].*\n", "$name = []\n"),
     Insertion("compose/compose.yaml", r"(?ms)^  advisor:\n.*?\n(?=\nvolumes:)", _COMPOSE),
     Insertion(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from services._host.netns import netns_path
 from services._runtime.file_lock import FileLock, LockHeldError
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 
 ATTEMPTS: Final = 10
 """A process that was killed holds its lock for a moment; a watchdog tests one by taking it for some microseconds."""

@@ -1,4 +1,4 @@
-"""Control groups of pods, as the kubelet and the container runtimes name them. Pure, but for the listing.
+"""Control groups of pods, as the kubelet and the container runtimes name them; their listing.
 
 With the systemd driver: ``kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/`` and in it
 ``cri-containerd-<id>.scope`` (CRI-O: ``crio-<id>.scope``). The uid's dashes are underscores; pods of the class

@@ -1,4 +1,4 @@
-"""The error of settings that cannot be used; raised by every reader of environment variables."""
+"""The errors of settings that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,3 +10,7 @@ class SettingsError(ValueError):
         lines = "".join(f"\n  {problem}" for problem in problems)
         super().__init__(f"the settings of {service} cannot be used:{lines}")
         self.problems = problems
+
+
+class UnusableSettingsError(Exception):
+    """Raised by `Service.start`: the settings do not fit this machine; the text names a remedy. Exit code 78."""

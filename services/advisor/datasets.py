@@ -9,7 +9,7 @@ from typing import Final
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
 from services._runtime.record_files import JobFile, JobFileError, read_job_file
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 from services.advisor.settings import SHIPPED
 
 DATA: Final = Path(__file__).parent / "data"

@@ -26,8 +26,9 @@ from schemas.runs import RunProfile
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from schemas.subjects import PREDICTIONS, Subject, SubjectError
 from services._runtime.bus.api import Delivery, RequestRefusedError, Responder, Subscription
-from services._runtime.service.app import Runtime, UnusableSettingsError
+from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.tracing import span, trace_headers
 from services.advisor.catalogue_files import Catalogue
 from services.advisor.core.answers import ModelContext, best_first, explain, predict, rank

@@ -18,7 +18,7 @@ from services._host.simulation.load_profile import Scenario
 from services._runtime.bus.name_registration import Holder
 from services._runtime.clock import Clock
 from services._runtime.install_hint import package_missing
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore, NoWatchdog, SimulatedApp, SimulatedHost
 from services.agent.cpu_budget import CpuBudget

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from services._host.instance_lock import InstanceLock
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 from services.agent.state_files import StateDirectory
 
 DOCKER_LOCK: Final = "docker.lock"

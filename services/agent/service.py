@@ -14,9 +14,11 @@ from schemas.containers import ContainerChange, ContainerSource, NodeInfo
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.queries import QueryError
+from schemas.streams import NODES
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._host.scheduling import become_realtime, request_short_slices
-from services._runtime.bus.api import BusError, Delivery, Subscription
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.name_registration import NameHolder
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
@@ -37,12 +39,10 @@ from services.agent.ports import (
     SourceAnswered,
     UnmanageableError,
 )
-from services.agent.registration import NodeName, node_info, serve_node
+from services.agent.registration import node_info
 from services.agent.sampling.ticker import ThrottlePoller, Ticker
 from services.agent.settings import AgentSettings
 
-HEARTBEAT_S = 5.0
-JOIN_RETRY_S = 0.5
 DECREASE_SPACING_S = 0.0005
 """Between polls of pending decreases: those that are due close together are written together."""
 EMPTY_BATCHES = 10
@@ -69,8 +69,9 @@ class Agent:
         self._bus = runtime.bus
         self._memory: MemoryLoop | None = None
         self._specs: SpecReader | None = None
-        self._subscriptions: list[Subscription] = []
-        self._name = NodeName(self._bus, self._settings.node, self._clock, self._log)
+        node, bus = self._settings.node, self._bus
+        served = {LIMIT_UPDATES.subject(bus.root, node=node): self._apply}
+        self._name = NameHolder(bus, NODES, self.name, node, self._clock, self._log, served)
         self._empty_apps: dict[str, int] = {}
         self._events: ContainerEvents | None = None
         self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
@@ -102,7 +103,8 @@ class Agent:
         )
         node = assemble(Incarnation(settings.node, self._clock.time_ns()), host, backend.reserves, options)
         self._specs = SpecReader(self._runtime, node.containers, node.limits)
-        await self._try_register(node, backend)
+        self._name.on_serving = self._specs.read_all
+        await self._name.try_hold(self._info(node, backend))
         self.node, self._events = node, ContainerEvents(self._runtime, node.containers.incarnation)
         self._choose_scheduling()
         self._memory = MemoryLoop(self._runtime, node.memory, node.budget, backend.watchdog, self._events.drifted)
@@ -131,19 +133,9 @@ class Agent:
             period_ms=100,
         )
 
-    async def _register(self, node: Node, backend: Backend) -> bool:
-        """Register, or renew that; serve limit updates, once no other agent can have the name."""
-        held = await self._name.hold(self._info(node, backend))
-        if held and not self._subscriptions:
-            self._subscriptions = await serve_node(self._bus, self._settings.node, {LIMIT_UPDATES: self._apply})
-            if self._specs is not None:
-                self._specs.read_all()
-        return held
-
     async def stop(self) -> None:
         """Restore the original limits, publish that, and close."""
-        for subscription in self._subscriptions:
-            await subscription.stop()
+        await self._name.stop_serving()
         await self._runtime.cancel_tasks()
         if self._decrease_timer is not None:
             self._decrease_timer.cancel()
@@ -165,10 +157,7 @@ class Agent:
             self._publish_event(removed.found, ContainerChange.RELEASED, detail)
         for app in {removed.found.app for removed in released}:
             self._publish_batch(node.sampler.empty_batch(app, self._clock.time_ns()))
-        try:
-            await self._name.release()
-        except BusError as error:
-            self._log.warning("deregistration_failed", error=str(error))
+        await self._name.release()
         self._log.info("agent_stopped", released=len(released))
 
     def not_ready(self) -> str | None:
@@ -346,25 +335,15 @@ class Agent:
     async def _heartbeat(self, node: Node, backend: Backend) -> None:
         """Heartbeats; the first connection, where there was none at the start."""
         while True:
-            pending = node.containers.inventory.pending
-            held = await self._try_register(node, backend)
             self._log_source(backend)
             # A new owner waits for the registered nodes: one that has not reported must not be forgotten.
-            pause_s = HEARTBEAT_S if held and self._subscriptions and not pending else JOIN_RETRY_S
-            await self._clock.sleep_until(self._clock.monotonic() + pause_s)
+            pending = bool(node.containers.inventory.pending)
+            await self._name.heartbeat(self._info(node, backend), soon=pending)
 
     def _log_source(self, backend: Backend) -> None:
         if (source := backend.host.telemetry_source) != self._source:
             self._source = source
             self._log.info("telemetry_source", source=source, reason=backend.host.telemetry_note or None)
-
-    async def _try_register(self, node: Node, backend: Backend) -> bool:
-        """One heartbeat. False: it could not be stored."""
-        try:
-            return await self._register(node, backend)
-        except BusError as error:
-            self._log.debug("registration_failed", error=str(error))
-            return False
 
     def _info(self, node: Node, backend: Backend) -> NodeInfo:
         return node_info(node.containers, node.budget, backend, self._clock.time_ns(), self.version)

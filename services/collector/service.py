@@ -8,8 +8,9 @@ from typing import ClassVar, Final
 
 from schemas.jobs import JobRecord
 from services._runtime.bus.api import BusError
-from services._runtime.service.app import Runtime, UnusableSettingsError
+from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.tracing import Begin, span
 from services.collector.cloud.ingestion import Ingestion, PollResult
 from services.collector.cloud.ports import CloudError

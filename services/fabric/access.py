@@ -13,20 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-VTY_GROUP: Final = "frrvty"
-"""The group that may use vtysh, as in Debian's and FRR's own packages (``--enable-vty-group``)."""
+from services.fabric.frr_text import SOCKETS_ACCESS, VTY_GROUP, access_text
+
 SOCKET: Final = "bfdd.sock"
 _GROUPS: Final = frozenset({VTY_GROUP, "frr", "root"})
 """Their members may configure FRR anyway."""
-
-
-def access_text(mode: int, owner: str, group: str) -> str:
-    """Mode, owner and group of a directory: such as ``0750 frr:frrvty``."""
-    return f"{mode & 0o7777:04o} {owner}:{group}"
-
-
-SOCKETS_ACCESS: Final = access_text(0o750, "frr", VTY_GROUP)
-"""Of a directory of sockets: FRR's daemons run as frr, and vtysh's users are members of the group."""
 
 
 def access_of(path: Path) -> str:

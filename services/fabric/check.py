@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._host.frr import Frr, FrrError
-from services.fabric.access import SOCKET, SOCKETS_ACCESS, exposure_of
-from services.fabric.frr_text import DAEMON_PRIORITIES
+from services.fabric.access import SOCKET, exposure_of
+from services.fabric.frr_text import DAEMON_PRIORITIES, SOCKETS_ACCESS
 from services.fabric.journal import Journal
 from services.fabric.layout import layout, load_command
 from services.fabric.machine import Machine

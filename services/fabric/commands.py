@@ -172,9 +172,8 @@ async def check_network_edge(*, requested: bool) -> list[Finding]:
 
 
 def _print_load_hint(host: HostFile) -> None:
-    from services.fabric.frr_text import DAEMON_PRIORITIES  # noqa: PLC0415
+    from services.fabric.frr_text import DAEMON_PRIORITIES, FrrPaths  # noqa: PLC0415
     from services.fabric.layout import load_command  # noqa: PLC0415
-    from services.fabric.paths import FrrPaths  # noqa: PLC0415
 
     command = load_command(host, FrrPaths(), next(iter(DAEMON_PRIORITIES)))
     print_note(f"FRR is not touched. To load its configuration: {command} && vtysh -c 'write memory'")

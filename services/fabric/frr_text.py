@@ -1,4 +1,4 @@
-"""FRR's configuration as text: eBGP on every uplink, EVPN, BFD. Pure.
+"""FRR's configuration as text: eBGP on every uplink, EVPN, BFD; where its packages have files, and who may read. Pure.
 
 Lines are explicit where FRR's profiles differ, so that the same text means the same with ``-F datacenter`` or without.
 `no zebra nexthop kernel enable`: with kernel nexthop objects FRR 8.4 leaves a group shrunk after a carrier flap.
@@ -18,6 +18,27 @@ PEER_GROUP: Final = "FABRIC"
 MOST_PATHS: Final = 8
 DAEMON_PRIORITIES: Final = {"zebra": 15, "bgpd": 15, "bfdd": 30}
 """SCHED_RR. BFD above what can keep the processor for long, or a busy bgpd makes BFD report faults (measured)."""
+
+VTY_GROUP: Final = "frrvty"
+"""The group that may use vtysh, as in Debian's and FRR's own packages (``--enable-vty-group``)."""
+
+
+def access_text(mode: int, owner: str, group: str) -> str:
+    """Mode, owner and group of a directory: such as ``0750 frr:frrvty``."""
+    return f"{mode & 0o7777:04o} {owner}:{group}"
+
+
+SOCKETS_ACCESS: Final = access_text(0o750, "frr", VTY_GROUP)
+"""Of a directory of sockets: FRR's daemons run as frr, and vtysh's users are members of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrrPaths:
+    """FRR's directories, as Debian's and FRR's own packages have them."""
+
+    configuration: str = "/etc/frr"
+    runtime: str = "/var/run/frr"
+    binaries: str = "/usr/lib/frr"
 
 
 @dataclass(frozen=True, slots=True)

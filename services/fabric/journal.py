@@ -12,14 +12,14 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 from services._runtime.command.errors import CommandError
 from services._runtime.file_lock import open_lock_file, try_flock
 from services.fabric import resources
-from services.fabric.resources import Directory, Resource, TextFile
+from services.fabric.resources import Directory, Entry, Resource, TextFile
 
 VERSION: Final = 1
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -31,16 +31,6 @@ _KINDS: Final[dict[str, type[Resource]]] = {
 
 class JournalError(CommandError):
     """The journal cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One act: a resource as it was made or changed, and its value before (None: it was absent)."""
-
-    resource: Resource
-    before: str | None
-    former: str | None = None
-    """What an earlier `up` had written: it stands until the act that this entry announces has happened."""
 
 
 class Journal:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from services.fabric.access import SOCKETS_ACCESS
-from services.fabric.frr_text import DAEMON_PRIORITIES, FrrConfiguration, host_configuration
+from services.fabric.frr_text import DAEMON_PRIORITIES, SOCKETS_ACCESS, FrrConfiguration, FrrPaths, host_configuration
 from services.fabric.model import HostFile, Port, Uplink, VirtualFunction
-from services.fabric.paths import FrrPaths
 from services.fabric.resources import (
     Address,
     Daemon,

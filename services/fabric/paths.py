@@ -6,16 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from services.fabric.frr_text import FrrPaths
+
 STATE_DIRECTORY: Final = Path("/var/lib/turnbuckle/fabric")
-
-
-@dataclass(frozen=True, slots=True)
-class FrrPaths:
-    """FRR's directories, as Debian's and FRR's own packages have them."""
-
-    configuration: str = "/etc/frr"
-    runtime: str = "/var/run/frr"
-    binaries: str = "/usr/lib/frr"
 
 
 @dataclass(frozen=True, slots=True)

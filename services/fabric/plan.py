@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.fabric.journal import Entry
-from services.fabric.resources import PRESENT, Resource
+from services.fabric.resources import PRESENT, Entry, Resource
 
 
 class Action(StrEnum):

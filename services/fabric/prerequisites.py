@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._host.netns import netns_path
-from services.fabric.access import VTY_GROUP
-from services.fabric.frr_text import DAEMON_PRIORITIES
+from services.fabric.frr_text import DAEMON_PRIORITIES, VTY_GROUP, FrrPaths
 from services.fabric.links import unsupported_devices
 from services.fabric.model import HostFile
 from services.fabric.nic import Nics
-from services.fabric.paths import FrrPaths
 from services.fabric.preflight_error import PreflightProblem
 from services.fabric.resources import SWITCHDEV
 

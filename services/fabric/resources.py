@@ -76,6 +76,16 @@ class Resource:
         return self.removal() if before is None else replace(self, value=before).commands()
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One act: a resource as it was made or changed, and its value before (None: it was absent)."""
+
+    resource: Resource
+    before: str | None
+    former: str | None = None
+    """What an earlier `up` had written: it stands until the act that this entry announces has happened."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace(Resource):
     """A named network namespace."""

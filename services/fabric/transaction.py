@@ -8,9 +8,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from services.fabric.daemons import DaemonError
-from services.fabric.journal import Entry, Journal
+from services.fabric.journal import Journal
 from services.fabric.plan import Action, Progress, Step, obsolete, removal, step_for
-from services.fabric.resources import Resource
+from services.fabric.resources import Entry, Resource
 
 HOST_ERRORS: Final = (OSError, DaemonError)
 """Errors of a write to the host."""

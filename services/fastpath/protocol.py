@@ -17,11 +17,11 @@ the receiver knows (authenticated like all others), takes a higher one, and repe
 from __future__ import annotations
 
 import hmac
-import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, NamedTuple
 
 PORT: Final = 4799
@@ -94,7 +94,7 @@ def seal(message: PeerMessage, key: bytes) -> bytes:
     """The datagram without its tag, the same for every receiver.
 
     Raises:
-        OSError: sender or ToR is no address.
+        ValueError: sender or ToR is no address.
     """
     body = _BODY.pack(
         _MAGIC,
@@ -104,7 +104,7 @@ def seal(message: PeerMessage, key: bytes) -> bytes:
         message.boot,
         message.number,
         _pack_address(message.sender),
-        socket.inet_aton(message.tor),
+        IPv4Address(message.tor).packed,
     )
     return body + hmac.digest(key, body, "sha256")
 
@@ -136,7 +136,7 @@ def decode(data: bytes, source: str, key: bytes, tag: bytes) -> PeerMessage | Re
     address = _unpack_address(sender)
     if address != source:
         return RejectReason.SPOOFED
-    return PeerMessage(Kind(kind), boot, number, address, socket.inet_ntoa(tor))
+    return PeerMessage(Kind(kind), boot, number, address, str(IPv4Address(tor)))
 
 
 def later_boot(own: int, known: int, salt: int) -> int:
@@ -177,15 +177,12 @@ class Announcement:
 
 
 def _pack_address(address: str) -> bytes:
-    if ":" in address:
-        return socket.inet_pton(socket.AF_INET6, address)
-    return _MAPPED + socket.inet_pton(socket.AF_INET, address)
+    packed = ip_address(address).packed
+    return packed if len(packed) == len(_MAPPED) + 4 else _MAPPED + packed
 
 
 def _unpack_address(data: bytes) -> str:
-    if data.startswith(_MAPPED):
-        return socket.inet_ntoa(data[12:])
-    return socket.inet_ntop(socket.AF_INET6, data)
+    return str(IPv4Address(data[12:]) if data.startswith(_MAPPED) else IPv6Address(data))
 
 
 class ReplayCheck(Enum):

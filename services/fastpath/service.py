@@ -12,8 +12,9 @@ from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
 from services._host.frr import Frr, FrrError
 from services._host.netlink.attributes import NetlinkError
-from services._runtime.service.app import Runtime, UnusableSettingsError
+from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import UnusableSettingsError
 from services.fastpath.kernel import FastPathKernel
 from services.fastpath.settings import FastPathSettings
 from services.fastpath.supervisor import Supervisor, take_lock

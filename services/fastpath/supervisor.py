@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from services._host.instance_lock import AnotherInstanceError, InstanceLock, namespace_lock_path, namespace_words
 from services._runtime.child_process import start_bare
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 from services.fastpath.config import Config
 from services.fastpath.control import MAX_MESSAGE_BYTES, Command
 

@@ -16,10 +16,10 @@ from services._host.frr import Frr
 from services._host.instance_lock import InstanceLock, namespace_lock_path, namespace_words
 from services._host.netlink.objects import Snapshot
 from services._host.override_tables import OverrideTables
-from services._runtime.bus.api import BusError, NotPermittedError, Subscription
-from services._runtime.bus.name_registration import Holder, NameTakenError, Registration, log_not_permitted
-from services._runtime.service.app import Runtime, UnusableSettingsError
+from services._runtime.bus.name_registration import Holder, NameHolder
+from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.logging import LogLimiter, log_once
 from services.reconciler.adapters.network import KernelNetwork
 from services.reconciler.adapters.rights import missing_capability
@@ -39,8 +39,6 @@ from services.reconciler.settings import ReconcilerSettings
 from services.reconciler.triggers import ResyncTimers
 from services.reconciler.watcher import Watcher
 
-REGISTRATION_RETRY_S = 0.5
-HEARTBEAT_S = 5.0
 OUTBOX_POLL_S = 0.5
 """Between two polls of the outbox."""
 MAC_EVENT_INTERVAL_S = 1.0
@@ -66,12 +64,10 @@ class Reconciler:
         self._lock: InstanceLock | None = None
         self._holder: Holder | None = None
         self._limiter = LogLimiter()
-        self._registration = Registration(self._bus, RECONCILERS, settings.node, self._clock)
-        self._subscriptions: list[Subscription] = []
+        self._name: NameHolder | None = None
         self._fast_path = OverrideTables(settings.fast_path_table)
         self._watcher = Watcher(frozenset(self._fast_path.numbers))
         self._macs_published_s = 0.0
-        self._queries: Queries | None = None
         self._auditor: PathAuditor | None = None
         self._guard: FastPathGuard | None = None
         self._checkpoint: CheckpointFile | None = None
@@ -89,7 +85,7 @@ class Reconciler:
         timers = ResyncTimers(settings.resync_interval_s, settings.resync_cpu_share)
         loop = self.loop = ReconcileLoop(network, reconciliation, self._clock, self._log, timers)
         loop.on_reconciled, loop.on_snapshot = self._reconciled, self._snapshot_read
-        self._queries = Queries(
+        queries = Queries(
             settings,
             self._incarnation,
             self._clock,
@@ -115,10 +111,11 @@ class Reconciler:
         self._register_metrics(loop)
         with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread: a test
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, loop.trigger, "signal")
-        await self._try_register()
+        name = self._name = self._name_holder(queries)
+        await name.try_hold(self._info())
         self._runtime.spawn(loop.run(), name="loop")
         self._runtime.spawn(self._poll_outbox(), name="event outbox")
-        self._runtime.spawn(self._send_heartbeats(), name="heartbeat")
+        self._runtime.spawn(self._send_heartbeats(name), name="heartbeat")
         self._log.info(
             "reconciler_started",
             node=settings.node,
@@ -127,6 +124,12 @@ class Reconciler:
             encapsulation_device=settings.encapsulation_device,
             offload=settings.offload,
         )
+
+    def _name_holder(self, queries: Queries) -> NameHolder:
+        node = self._settings.node
+        responders = {RECONCILER_STATE: queries.state, RECONCILER_DIFF: queries.diff, RECONCILER_RULES: queries.rules}
+        served = {template.subject(self._bus.root, node=node): responder for template, responder in responders.items()}
+        return NameHolder(self._bus, RECONCILERS, self.name, node, self._clock, self._log, served)
 
     def _open_checkpoint(self) -> None:
         """Read the previous incarnation's checkpoint; record this one's before each write."""
@@ -193,8 +196,8 @@ class Reconciler:
 
     async def stop(self) -> None:
         """Keep or remove the rules, as configured, and stop."""
-        for subscription in self._subscriptions:
-            await subscription.stop()
+        if self._name is not None:
+            await self._name.stop_serving()
         await self._runtime.cancel_tasks()
         if self.loop is not None:
             if self._settings.on_shutdown == "flush":
@@ -204,10 +207,8 @@ class Reconciler:
         self._update_checkpoint()
         if self._checkpoint is not None:
             self._checkpoint.close()
-        try:
-            await self._registration.release()
-        except BusError as error:
-            self._log.debug("deregistration_failed", error=str(error))
+        if self._name is not None:
+            await self._name.release()
         for lock in (self._holder, self._lock):
             if lock is not None:
                 lock.release()
@@ -306,65 +307,19 @@ class Reconciler:
 
     # -- the bus -----------------------------------------------------------------------------------------------
 
-    async def _register(self) -> bool:
-        """Register, or renew the registration; serve requests once no other reconciler holds the name."""
-        queries, bus, node = self._queries, self._bus, self._settings.node
-        assert queries is not None
-        if not await self._hold_name():
-            return False
-        if self._subscriptions:
-            return True
-        answers = (
-            (RECONCILER_STATE, queries.state),
-            (RECONCILER_DIFF, queries.diff),
-            (RECONCILER_RULES, queries.rules),
+    def _info(self) -> ReconcilerInfo:
+        return ReconcilerInfo(
+            node=self._settings.node,
+            incarnation=self._incarnation,
+            time_ns=self._clock.time_ns(),
+            version=self.version,
+            holder=self._holder.token if self._holder is not None else "",
         )
-        subscriptions: list[Subscription] = []
-        try:
-            for template, responder in answers:
-                subscriptions.append(await bus.serve(template.subject(bus.root, node=node), responder))
-        except BusError:
-            for subscription in subscriptions:
-                await subscription.stop()
-            raise
-        self._subscriptions = subscriptions
-        return True
 
-    async def _hold_name(self) -> bool:
-        node = self._settings.node
-        holder = self._holder.token if self._holder is not None else ""
-        info = ReconcilerInfo(
-            node=node, incarnation=self._incarnation, time_ns=self._clock.time_ns(), version=self.version, holder=holder
-        )
-        contested_before = self._registration.contested
-        try:
-            held = await self._registration.hold(info)
-        except NotPermittedError as error:
-            log_not_permitted(self._log, self._limiter, error)
-            raise
-        except NameTakenError as error:
-            raise UnusableSettingsError(
-                f"a reconciler of the node name {node!r} is at work already ({error}): "
-                "stop it, or set TURNBUCKLE_RECONCILER__NODE to another name here"
-            ) from error
-        if self._registration.contested and not contested_before:
-            self._log.warning("duplicate_node_name_suspected", node=node, reason="registered by another reconciler")
-        return held
-
-    async def _try_register(self) -> bool:
-        """Send one heartbeat. False: it could not be stored."""
-        try:
-            return await self._register()
-        except BusError as error:
-            self._log.debug("registration_failed", error=str(error))
-            return False
-
-    async def _send_heartbeats(self) -> None:
+    async def _send_heartbeats(self, name: NameHolder) -> None:
         """Send heartbeats; register at the first connection, if there was none at the start."""
-        held = bool(self._subscriptions)
         while True:
-            await self._clock.sleep_until(self._clock.monotonic() + (HEARTBEAT_S if held else REGISTRATION_RETRY_S))
-            held = await self._try_register()
+            await name.heartbeat(self._info())
 
     async def _poll_outbox(self) -> None:
         while True:

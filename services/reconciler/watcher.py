@@ -1,6 +1,6 @@
 """Changes of links, routes and remote MACs between snapshots: level-triggered, so a lost event costs no change.
 
-Pure but for `Watcher`, which keeps the last published state.
+Pure; `Watcher` keeps the last published state.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ class Results:
     metrics: list[Pair] = field(default_factory=list)
     noted: list[dict[str, int]] = field(default_factory=list)
     """Of each window with spans, by the agent itself, ns: the process, spans in its loop, the exporting thread."""
+    allocator_noted: list[dict[str, int]] = field(default_factory=list)
+    """As `noted`, by the allocator."""
     resident_mib: dict[str, float] = field(default_factory=dict)
     """Of the agent, without any OTEL_* variable and with export."""
     busy_share: float = 0.0
@@ -112,9 +114,8 @@ class Results:
         """What export makes the agent dearer by; the pairs' difference is the check on it."""
         return self.noted_share + self.metrics_share
 
-    @property
-    def _noted_ms(self) -> str:
-        loop, thread = (statistics.median(each[name] for each in self.noted) / 1e6 for name in ("loop_ns", "thread_ns"))
+    def _noted_ms(self, noted: list[dict[str, int]]) -> str:
+        loop, thread = (statistics.median(each[name] for each in noted) / 1e6 for name in ("loop_ns", "thread_ns"))
         return f"{loop / self.window_s:.2f} ms/s in the loop, {thread / self.window_s:.2f} ms/s in the exporting thread"
 
     def late(self, which: str) -> str:
@@ -135,7 +136,8 @@ class Results:
             f"{head}, processors {self.busy_share:.0%} busy",
             f"  CPU, export off   {self.off_ms:8.2f} ms/s",
             f"  CPU, spans on     {on_ms:8.2f} ms/s   {made:.1f} spans/s",
-            f"  spans, noted      {self.noted_share:+8.2%}        ({self._noted_ms})",
+            f"  spans, noted      {self.noted_share:+8.2%}        ({self._noted_ms(self.noted)})",
+            f"  allocator's spans, noted {self._noted_ms(self.allocator_noted)}",
             f"  spans, difference {self.spans_share:+8.2%}        (pairs: {shares[0]:+.2%} to {shares[-1]:+.2%})",
             f"  metrics cost      {self.metrics_share:+8.2%}        ({self.metric_export_ms:.1f} ms once a minute)",
             f"  export costs      {self.share:+8.2%}        {within} {ALLOWED_SHARE:.0%}",
@@ -156,6 +158,7 @@ class Results:
             "spans": [asdict(pair) | {"share": pair.share} for pair in self.spans],
             "metrics": [asdict(pair) for pair in self.metrics],
             "noted": self.noted,
+            "allocator_noted": self.allocator_noted,
             "metric_export_ms": self.metric_export_ms,
             "resident_mib": self.resident_mib,
             "busy_share": self.busy_share,
@@ -169,7 +172,7 @@ class Bench:
         self._receiver = receiver
         self._window_s = window_s
         self.agent = agent
-        self._allocator = allocator
+        self.allocator = allocator
         self.ticks = 0
         self.late_ms: list[float] = []
         """Of each tick since the list was last taken."""
@@ -182,7 +185,7 @@ class Bench:
 
     def switch(self, *, on: bool) -> None:
         """Spans, in both."""
-        for process in (self.agent, self._allocator):
+        for process in (self.agent, self.allocator):
             os.kill(process.pid, signal.SIGUSR1 if on else signal.SIGUSR2)
 
     async def spans_pair(self, *, on_first: bool) -> Pair:
@@ -249,6 +252,7 @@ async def measure(pairs: int, window_s: float) -> Results:
                 await _in_turns(bench, results, pairs)
                 results.resident_mib["on"] = _resident_mib(bench.agent.pid)
                 results.noted = (await bench.agent.stop())["windows"]
+                results.allocator_noted = (await bench.allocator.stop())["windows"]
     return results
 
 

@@ -16,7 +16,7 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.network import DiffReply, DiffRequest, NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
 from schemas.oom import MemoryReply
-from schemas.permissions import _BUCKET_USES, _LOOKS_UP, _REPLAYS, _STORE_USES, Role
+from schemas.permissions import _ASKS, _BUCKET_USES, _LOOKS_UP, _REPLAYS, _STORE_USES, Role
 from schemas.predictions import PredictRequest, RankRequest
 from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply
 from schemas.registry import (
@@ -57,6 +57,8 @@ from services.collector.profiler.recording import LocalRun
 from services.collector.service import Collector
 from services.collector.settings import CollectorSettings
 from services.collector.write_ahead_log import Journal
+from services.kubeoperator.service import Kubeoperator
+from services.kubeoperator.settings import KubeoperatorSettings
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
@@ -64,6 +66,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.fake_network import UPLINKS, mac
 from tests.support.fake_workers import FakeWorkers
 from tests.support.job_records import job_record, run_profile
+from tests.support.kubernetes_api import KubernetesApi
 from tests.support.limit_orders import update
 from tests.support.reconciler_lab import ReconcilerLab
 from tests.support.recording_bus import Recorded, RecordingBus, Use
@@ -85,7 +88,8 @@ def listed(role: Role) -> dict[Use, set[str]]:
     uses = {
         Use.PUBLISH: {channel.template.text for channel in sent if channel.delivery is Delivery.CORE},
         Use.PUBLISH_FACT: {channel.template.text for channel in sent if channel.delivery is Delivery.JETSTREAM},
-        Use.REQUEST: {channel.template.text for channel in sent if channel.delivery is Delivery.REQUEST},
+        Use.REQUEST: {channel.template.text for channel in sent if channel.delivery is Delivery.REQUEST}
+        | {endpoint.template.text for endpoint in _ASKS.get(role, ())},
         Use.SERVE: served | {channel.template.text for channel in received if channel.delivery is Delivery.REQUEST},
         Use.SUBSCRIBE: (facts - in_replays)
         | {channel.template.text for channel in received if channel.delivery is Delivery.CORE},
@@ -218,26 +222,45 @@ async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(Role.ADVISOR, bus.recorded)
 
 
+async def _state(_delivery: Any) -> StateReply:
+    """Of a replica that is not the owner."""
+    spec = AppSpec(name="shop", cpu_limit=1, memory_limit=64 * MIB)
+    free = {
+        "cpu_committed_us": 0,
+        "cpu_free_us": 100_000,
+        "memory_committed_bytes": 0,
+        "memory_free_bytes": 64 * MIB,
+    }
+    app = AppState(spec=spec, owner="other", containers=(), **free)
+    return StateReply(epoch=1, steps=1, superseded=False, replica="asked", apps=(app,))
+
+
+async def test_kubeoperator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace that declares an application, whose owner is not the replica that is asked first."""
+    api, broker = KubernetesApi(), MemoryBroker()
+    await api.start()
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
+    annotations = {"turnbuckle.cpu-limit": "8", "turnbuckle.memory-limit": "16Gi"}
+    shop = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": annotations}}
+    await api.apply("namespaces", shop)
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+    await ours.serve_queries("allocator", "0", "", {ALLOCATOR_STATE: _state})
+    async with run_in_process(Kubeoperator, KubeoperatorSettings.load({}, status_interval_s=0.2), bus):
+        await until(lambda: len(bus.recorded[Use.WRITE]) == 2, what="the AppSpec and the selectors")
+        await until(lambda: len(bus.recorded[Use.REQUEST]) == 2, what="the owner's state")
+    await api.stop()
+    compare(Role.KUBEOPERATOR, bus.recorded)
+
+
 async def test_cli() -> None:
     """Every question of its commands; `turnbuckle tap` reads whatever is published."""
     broker = MemoryBroker()
     bus, ours = RecordingBus(broker), MemoryBus(broker)
 
-    async def state(_delivery: Any) -> StateReply:
-        spec = AppSpec(name="shop", cpu_limit=1, memory_limit=64 * MIB)
-        free = {
-            "cpu_committed_us": 0,
-            "cpu_free_us": 100_000,
-            "memory_committed_bytes": 0,
-            "memory_free_bytes": 64 * MIB,
-        }
-        app = AppState(spec=spec, owner="other", containers=(), **free)
-        return StateReply(epoch=1, steps=1, superseded=False, replica="asked", apps=(app,))
-
     async def explain(_delivery: Any) -> ExplainReply:
         return ExplainReply(app="shop", summary="", decisions=(), owner="other")
 
-    await ours.serve_queries("allocator", "0", "", {ALLOCATOR_STATE: state, ALLOCATOR_EXPLAIN: explain})
+    await ours.serve_queries("allocator", "0", "", {ALLOCATOR_STATE: _state, ALLOCATOR_EXPLAIN: explain})
     questions: list[Callable[[Bus], Any]] = [
         allocator_state,
         lambda bus: allocator_explain(bus, ExplainRequest(app="shop")),

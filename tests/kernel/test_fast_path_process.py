@@ -12,7 +12,7 @@ import pytest
 from schemas.network import RouteKind
 from services._host.netlink.socket import NetlinkSocket
 from services._host.netns import socket_in
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 from services.fabric.testbed.sidecars import fast_path_is_ready
 from services.fastpath.flush import main as flush_by_hand
 from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal

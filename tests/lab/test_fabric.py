@@ -22,9 +22,9 @@ from services._host.readiness import readable
 from services.cli.main import app
 from services.fabric.apply import ApplyError, down, plan, up
 from services.fabric.check import check
+from services.fabric.frr_text import FrrPaths
 from services.fabric.host_file import parse_host_file
 from services.fabric.model import HostFile
-from services.fabric.paths import FrrPaths
 from services.fabric.plan import Action
 from tests.support.fabric_lab import ip, standing
 from tests.support.fake_nic import FakeNic

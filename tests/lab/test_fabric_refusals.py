@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from services.fabric.apply import up
-from services.fabric.frr_text import TorSwitch, host_configuration, tor_configuration
+from services.fabric.frr_text import FrrPaths, TorSwitch, host_configuration, tor_configuration
 from services.fabric.journal import JournalError, locked
 from services.fabric.model import HostFile
-from services.fabric.paths import FabricPaths, FrrPaths
+from services.fabric.paths import FabricPaths
 from services.fabric.preflight import PreflightError
 from tests.support.fabric_lab import ip, standing
 

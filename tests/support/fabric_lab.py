@@ -15,8 +15,9 @@ from typing import Any
 
 from services._host.netns import inside, socket_in
 from services.fabric.check import check
+from services.fabric.frr_text import FrrPaths
 from services.fabric.model import HostFile
-from services.fabric.paths import FabricPaths, FrrPaths
+from services.fabric.paths import FabricPaths
 
 SYSCTLS = (
     "net/ipv4/fib_multipath_hash_policy",

@@ -11,8 +11,9 @@ from pydantic import Field, SecretStr
 from schemas.message import Message
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import Delivery
-from services._runtime.service.app import Runtime, UnusableSettingsError, main
+from services._runtime.service.app import Runtime, main
 from services._runtime.service.settings import CommonSettings
+from services._runtime.settings_error import UnusableSettingsError
 from tests.support.bus_lab import node_info
 
 

@@ -11,8 +11,9 @@ docs/decisions/0030-replies-and-registrations.md.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -20,17 +21,30 @@ from typing import Final
 from schemas.containers import NodeInfo
 from schemas.network import ReconcilerInfo
 from schemas.streams import BucketSpec
-from schemas.subjects import token
-from services._runtime.bus.api import Bus, Entry, KeyValue, NotPermittedError, RevisionConflictError
+from schemas.subjects import Subject, token
+from services._runtime.bus.api import (
+    Bus,
+    BusError,
+    Entry,
+    KeyValue,
+    NotPermittedError,
+    Responder,
+    RevisionConflictError,
+    Subscription,
+)
 from services._runtime.bus.random_tokens import random_token
 from services._runtime.clock import Clock
 from services._runtime.file_lock import try_flock
+from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
 
 Registered = NodeInfo | ReconcilerInfo
 _TOKEN_BYTES: Final = 22
 _WITHOUT_TTL_S: Final = 30.0
 _LOG_EVERY_S: Final = 60.0
+HEARTBEAT_S: Final = 5.0
+RETRY_S: Final = 0.5
+"""Between heartbeats while the name is not held, or the service has something to say soon."""
 _LOCK_ATTEMPTS: Final = 10
 _LOCK_PAUSE_S: Final = 0.01
 
@@ -167,10 +181,102 @@ class Registration:
                 await self._bus.bucket(self._spec).delete(self._name, revision=revision)
 
 
-def log_not_permitted(log: Logger, limiter: LogLimiter, error: NotPermittedError) -> None:
-    """Log, once a minute, that the server denies registrations, for example with users of an older version."""
-    remedy = "run `turnbuckle nats config` of this version, then `nats-server --signal reload`"
-    log_once(log.warning, limiter, "name_not_registered", _LOG_EVERY_S, error=str(error), remedy=remedy)
+@dataclass(slots=True)
+class NameHolder:
+    """A service's name on the bus, renewed by heartbeats; its requests are served once no other service can have it."""
+
+    bus: Bus
+    bucket: BucketSpec
+    role: str
+    """Such as "agent"."""
+    node: str
+    clock: Clock
+    log: Logger
+    responders: Mapping[Subject, Responder]
+    on_serving: Callable[[], None] = lambda: None
+    _registration: Registration = field(init=False)
+    _subscriptions: list[Subscription] = field(default_factory=list)
+    """Empty until the requests are served."""
+    _limiter: LogLimiter = field(default_factory=LogLimiter)
+
+    def __post_init__(self) -> None:
+        self._registration = Registration(self.bus, self.bucket, self.node, self.clock)
+
+    @property
+    def unconfirmed(self) -> str | None:
+        """Why nothing may be published under the name yet, or None."""
+        if not self._registration.contested:
+            return None
+        name = f"the node name {self.node!r}"
+        return f"{name} is registered by another {self.role}: waiting until that is renewed or expires"
+
+    async def heartbeat(self, info: Registered, *, soon: bool = False) -> None:
+        """Try to hold the name, then pause until the next heartbeat; ``soon``: as short as if it were not held.
+
+        Raises:
+            UnusableSettingsError: another service has the name.
+        """
+        held = await self.try_hold(info)
+        await self.clock.sleep_until(self.clock.monotonic() + (HEARTBEAT_S if held and not soon else RETRY_S))
+
+    async def try_hold(self, info: Registered) -> bool:
+        """Register, or renew that, and serve the requests. False: not yet.
+
+        Raises:
+            UnusableSettingsError: another service has the name.
+        """
+        try:
+            held = await self._register(info)
+            if held and not self._subscriptions:
+                await self._serve()
+                self.on_serving()
+        except BusError as error:
+            self.log.debug("registration_failed", error=str(error))
+            return False
+        return held
+
+    async def _register(self, info: Registered) -> bool:
+        contested_before = self._registration.contested
+        try:
+            held = await self._registration.hold(info)
+        except NotPermittedError as error:  # say, with users of an older version
+            remedy = "run `turnbuckle nats config` of this version, then `nats-server --signal reload`"
+            log_once(
+                self.log.warning, self._limiter, "name_not_registered", _LOG_EVERY_S, error=str(error), remedy=remedy
+            )
+            raise
+        except NameTakenError as error:
+            raise UnusableSettingsError(
+                f"another {self.role} of the node name {self.node!r} is at work already ({error}): stop it, or set "
+                f"TURNBUCKLE_{self.role.upper()}__NODE to another name here"
+            ) from error
+        if self.unconfirmed is not None and not contested_before:
+            self.log.warning("duplicate_node_name_suspected", node=self.node, reason=self.unconfirmed)
+        return held
+
+    async def _serve(self) -> None:
+        """All requests, or none."""
+        subscriptions: list[Subscription] = []
+        try:
+            for subject, responder in self.responders.items():
+                subscriptions.append(await self.bus.serve(subject, responder))
+        except BusError:
+            for subscription in subscriptions:
+                await subscription.stop()
+            raise
+        self._subscriptions = subscriptions
+
+    async def stop_serving(self) -> None:
+        """Stop the subscriptions; requests received before are still answered."""
+        for subscription in self._subscriptions:
+            await subscription.stop()
+
+    async def release(self) -> None:
+        """Deregister, if the name is held here; what cannot be deleted expires."""
+        try:
+            await self._registration.release()
+        except BusError as error:
+            self.log.warning("deregistration_failed", error=str(error))
 
 
 def _found(entry: Entry | None) -> Found | None:

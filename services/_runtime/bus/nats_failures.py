@@ -1,4 +1,4 @@
-"""Error messages for failed NATS connections, each with a remedy. Pure."""
+"""Error messages for failed NATS connections, each with a remedy."""
 
 from __future__ import annotations
 

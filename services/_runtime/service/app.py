@@ -22,7 +22,7 @@ from services._runtime.clock import Clock, SystemClock
 from services._runtime.service.health import HEARTBEAT_S, Health, HealthServer
 from services._runtime.service.settings import CommonSettings
 from services._runtime.service.systemd import READY, STOPPING, Systemd
-from services._runtime.settings_error import SettingsError
+from services._runtime.settings_error import SettingsError, UnusableSettingsError
 from services._runtime.stdout import print_text
 from services._runtime.task_cancellation import cancel_all
 from services._runtime.telemetry.logging import Logger, get_logger, setup_logging
@@ -39,10 +39,6 @@ _LAST_RESORT_S: Final = 2.0
 """Seconds after the grace period at which the process is ended unconditionally."""
 
 SettingsT = TypeVar("SettingsT", bound=CommonSettings)
-
-
-class UnusableSettingsError(Exception):
-    """Raised by `Service.start`: the settings do not fit this machine; the text names a remedy. Exit code 78."""
 
 
 @dataclass(slots=True)

@@ -14,14 +14,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
     ConsoleMetricExporter,
     MetricExporter,
-    MetricExportResult,
+    MetricsData,
     PeriodicExportingMetricReader,
 )
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -29,17 +29,14 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
     BatchSpanProcessor,
     ConsoleSpanExporter,
-    SimpleSpanProcessor,
     SpanExporter,
-    SpanExportResult,
 )
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services._runtime.telemetry import tracing
 from services._runtime.telemetry.logging import get_logger
 from services._runtime.telemetry.otel_metrics import histogram_recorder, observe_all
 from services._runtime.telemetry.otel_settings import Origin, OtelSettings, SignalSettings
-from services._runtime.telemetry.otel_spans import OtelSpan, OtelTracing
+from services._runtime.telemetry.otel_spans import OtelTracing
 from services._runtime.telemetry.telemetry import Sample, Telemetry
 
 SCOPE: Final = "turnbuckle"
@@ -57,6 +54,15 @@ class Counts:
     refused: int = 0
     """Spans that no collector took."""
     failed_metric_exports: int = 0
+
+    def count_spans(self, spans: Sequence[ReadableSpan], taken: bool) -> None:
+        """After an export: one thread at a time (`BatchSpanProcessor`)."""
+        self.exported += taken * len(spans)
+        self.refused += (not taken) * len(spans)
+
+    def count_metrics(self, _metrics: MetricsData, taken: bool) -> None:
+        """After an export."""
+        self.failed_metric_exports += not taken
 
 
 def _resource(origin: Origin) -> Resource:
@@ -91,13 +97,12 @@ class Export:
             log.warning("telemetry_setting_ignored", reason=sentence)
 
     def _export_spans(self, settings: SignalSettings, resource: Resource, version: str) -> None:
-        exporter = _DeferredSpans(_span_exporter(settings), self.counts, resource, version)
+        exporter = _span_exporter(settings, self.counts)
         self._exporters.append(exporter)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        batches = _Batches(exporter, self.counts)
-        provider.add_span_processor(batches)
+        provider.add_span_processor(_Batches(exporter, self.counts))
         self._providers.append(provider)
-        tracing.install(OtelTracing(provider.get_tracer(SCOPE, version), batches.defer))
+        tracing.install(OtelTracing(provider.get_tracer(SCOPE, version)))
 
     def _export_metrics(
         self, settings: SignalSettings, resource: Resource, collect: Callable[[], list[Sample]]
@@ -148,80 +153,39 @@ class _Batches(BatchSpanProcessor):
         self._counts = counts
 
     def on_end(self, span: ReadableSpan) -> None:
+        queue = self._batch_processor._queue  # noqa: SLF001 - that one gives way is told nowhere else
         if span.context is not None and span.context.trace_flags.sampled:
-            self._count_overflow()
+            self._counts.overflow += len(queue) == queue.maxlen
         super().on_end(span)
 
-    def defer(self, span: OtelSpan) -> None:
-        """Queue a span that `_DeferredSpans` is going to make."""
-        self._count_overflow()
-        self._batch_processor.emit(cast("ReadableSpan", span))
 
-    def _count_overflow(self) -> None:
-        queue = self._batch_processor._queue  # noqa: SLF001 - that one gives way is told nowhere else
-        self._counts.overflow += len(queue) == queue.maxlen
+def _counted(exporter: Any, count: Callable[[Any, bool], None]) -> Any:
+    """An exporter that counts each batch; a subclass, because the reader of metrics asks it for its temporality."""
 
+    class Counted(exporter):  # type: ignore[misc]
+        def export(self, batch: Any, *arguments: Any, **keywords: Any) -> Any:
+            taken = False
+            try:
+                result = super().export(batch, *arguments, **keywords)
+                taken = result.name == "SUCCESS"
+            finally:
+                count(batch, taken)
+            return result
 
-class _DeferredSpans(SpanExporter):
-    """Makes the spans that the event loop has only noted, exports all, and counts what became of them."""
-
-    def __init__(self, exporter: SpanExporter, counts: Counts, resource: Resource, version: str) -> None:
-        self._exporter = exporter
-        self._counts = counts
-        self._ended = InMemorySpanExporter()  # a span that is made has ended already, and is sampled or not
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self._ended))
-        self._tracer = provider.get_tracer(SCOPE, version)
-
-    def export(self, spans: Sequence[ReadableSpan | OtelSpan]) -> SpanExportResult:
-        """Called by one thread at a time (`BatchSpanProcessor`)."""
-        for span in spans:
-            if isinstance(span, OtelSpan):
-                span.make(self._tracer)
-        made = [*(span for span in spans if isinstance(span, ReadableSpan)), *self._ended.get_finished_spans()]
-        self._ended.clear()
-        result = SpanExportResult.FAILURE
-        try:
-            result = self._exporter.export(made) if made else SpanExportResult.SUCCESS
-        finally:
-            if result is SpanExportResult.SUCCESS:
-                self._counts.exported += len(made)
-            else:
-                self._counts.refused += len(made)
-        return result
-
-    def shutdown(self) -> None:
-        """Of the exporter."""
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Of the exporter."""
-        return self._exporter.force_flush(timeout_millis)
+    return Counted()
 
 
-def _span_exporter(settings: SignalSettings) -> SpanExporter:
-    if settings.exporter == "console":
-        return ConsoleSpanExporter()
-    made: SpanExporter = _otlp_module(settings, "trace").OTLPSpanExporter()
+def _span_exporter(settings: SignalSettings, counts: Counts) -> SpanExporter:
+    console = settings.exporter == "console"
+    exporter = ConsoleSpanExporter if console else _otlp_module(settings, "trace").OTLPSpanExporter
+    made: SpanExporter = _counted(exporter, counts.count_spans)
     return made
 
 
 def _metric_exporter(settings: SignalSettings, counts: Counts) -> MetricExporter:
     console = settings.exporter == "console"
-    exporter: Any = ConsoleMetricExporter if console else _otlp_module(settings, "metric").OTLPMetricExporter
-
-    class Counted(exporter):  # type: ignore[misc]
-        """Counts the exports that fail; a subclass, because the reader asks the exporter for its temporality."""
-
-        def export(self, *arguments: Any, **keywords: Any) -> MetricExportResult:
-            result: MetricExportResult = MetricExportResult.FAILURE
-            try:
-                result = super().export(*arguments, **keywords)
-            finally:
-                counts.failed_metric_exports += result is not MetricExportResult.SUCCESS
-            return result
-
-    made: MetricExporter = Counted()
+    exporter = ConsoleMetricExporter if console else _otlp_module(settings, "metric").OTLPMetricExporter
+    made: MetricExporter = _counted(exporter, counts.count_metrics)
     return made
 
 

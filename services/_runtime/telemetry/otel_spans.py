@@ -1,9 +1,9 @@
 """Spans of `tracing` made by OpenTelemetry. Imported only where something is exported.
 
 The SDK makes a span in 20 us in a tight loop, but in 0.2 ms in a process that makes ten a second: its code and data are
-out of the processor's caches by then. So the event loop only notes a span, and the exporting thread makes them, many
-at once. One is made at once where someone asks who it is: a span within it, a message that leaves, a line of the log.
-For the same reason what is under way stands in a variable of our own: nothing here asks OpenTelemetry's context for it.
+out of the processor's caches by then. Most spans of an agent are routine, and dropped. So a span is made at its end, or
+where someone asks who it is: a span within it, a message that leaves, a line of the log. For the same reason what is
+under way stands in a variable of our own: nothing here asks OpenTelemetry's context for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Self
@@ -27,20 +27,18 @@ _KINDS: Final = {kind.name.lower(): kind for kind in SpanKind}
 _UNDER_WAY: Final[ContextVar[OtelSpan | Context | None]] = ContextVar("turnbuckle_span", default=None)
 """A span, or what a carrier was read as; None: nothing."""
 _MAKING: Final = threading.Lock()
-"""The event loop, one of its threads and the exporting thread may want the same span made, or see it end."""
+"""The event loop and one of its threads may want the same span made, or see it end."""
 
 
 class OtelTracing:
     """`tracing.Tracing` on a tracer."""
 
-    def __init__(self, tracer: trace.Tracer, defer: Callable[[OtelSpan], None] | None = None) -> None:
-        """``defer`` takes spans that have ended and sees to `OtelSpan.make`; None: they are made at their end."""
-        self.tracer = tracer
-        self.defer = defer or (lambda ended: ended.make(tracer))
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
 
     def begin(self, spec: SpanSpec, subject: str, begin: Begin, attributes: dict[str, Any]) -> OtelSpan:
         """A span; entering the block makes it the current one, leaving ends it."""
-        return OtelSpan(self, (spec, subject), begin, attributes)
+        return OtelSpan(self._tracer, (spec, subject), begin, attributes)
 
     def inject(self, headers: MutableMapping[str, str]) -> None:
         """Write the current trace into headers, as OTEL_PROPAGATORS says."""
@@ -80,48 +78,45 @@ class OtelSpan(Span):
         "_attributes",
         "_begin",
         "_begun_ns",
-        "_ended_ns",
         "_made",
         "_outer",
         "_spec",
         "_subject",
         "_token",
-        "_tracing",
+        "_tracer",
         "is_dropped",
     )
 
     def __init__(
-        self, tracing: OtelTracing, about: tuple[SpanSpec, str], begin: Begin, attributes: dict[str, Any]
+        self, tracer: trace.Tracer, about: tuple[SpanSpec, str], begin: Begin, attributes: dict[str, Any]
     ) -> None:
         """It begins now, or when its `Begin` says; ``attributes`` are kept, and may change."""
-        self._tracing = tracing
+        self._tracer = tracer
         self._spec, self._subject = about
         self._begin = begin
         self._attributes = attributes
         self._begun_ns = time.time_ns() if begin.begun_ns is None else begin.begun_ns
-        self._ended_ns: int | None = None
         self.is_dropped = False
         self._made: trace.Span | None = None
         self._token: Any = None
         self._outer = _context_under_way() if begin.parent is None else None
 
-    def make(self, tracer: trace.Tracer) -> trace.Span:
-        """The span itself, made by this tracer unless it is there already."""
+    @property
+    def made(self) -> trace.Span:
+        """The span itself, made now unless it is there already."""
         with _MAKING:
             if self._made is None:
                 token = _UNDER_WAY.set(None)  # what the SDK logs meanwhile must not ask for this very span
                 try:
-                    self._made = self._start(tracer)
-                    if self._ended_ns is not None:
-                        self._made.end(self._ended_ns)
+                    self._made = self._start()
                 finally:
                     _UNDER_WAY.reset(token)
             return self._made
 
-    def _start(self, tracer: trace.Tracer) -> trace.Span:
+    def _start(self) -> trace.Span:
         begin = self._begin
         title, of_message = described(self._spec, self._subject)
-        return tracer.start_span(
+        return self._tracer.start_span(
             title,
             context=self._outer if begin.parent is None else _context_of(begin.parent),
             kind=_KINDS[self._spec.kind],
@@ -129,11 +124,6 @@ class OtelSpan(Span):
             links=[Link(found) for carrier in begin.links if (found := _span_of(carrier)).is_valid],
             start_time=self._begun_ns,
         )
-
-    @property
-    def made(self) -> trace.Span:
-        """The span itself."""
-        return self._made or self.make(self._tracing.tracer)
 
     def set(self, **attributes: Any) -> None:
         """Add what is only known now."""
@@ -169,12 +159,9 @@ class OtelSpan(Span):
         _UNDER_WAY.reset(self._token)
         if kind is not None:
             self.fail(kind.__name__, str(error))
-        with _MAKING:
-            self._ended_ns, made = time.time_ns(), self._made
-        if made is not None:
-            made.end(self._ended_ns)
-        elif not self.is_dropped:
-            self._tracing.defer(self)
+        ended_ns = time.time_ns()
+        if self._made is not None or not self.is_dropped:
+            self.made.end(ended_ns)
 
 
 def _context_under_way() -> Context:

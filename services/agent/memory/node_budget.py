@@ -7,7 +7,7 @@ Replicas of the allocator own applications; only its agent sees all of a node (d
 - MemAvailable: what is promised is one thing, what the machine has left is another. Below a threshold (the kubelet
   evicts at the same) nothing is raised, and nothing is granted out of reserves, whatever the budget leaves.
 
-Pure, but for the control files that `NodeBudget` is given. All values are bytes.
+Pure: `NodeBudget` is given the control files. All values are bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an application is announced, for commands that start its processes themselves."""
+"""What is announced and registered, read from the buckets; a note where an application is not."""
 
 from __future__ import annotations
 
@@ -7,13 +7,36 @@ import dataclasses
 import difflib
 from typing import Final
 
-from schemas.streams import APPS
+from schemas.apps import AppSpec
+from schemas.containers import NodeInfo
+from schemas.streams import APPS, NODES
+from services._runtime.bus.api import Bus
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
 from services._runtime.command.errors import NoPermissionError, UnavailableError
 from services._runtime.command.output import print_note
 
 _CONNECT_TIMEOUT_S: Final = 1.0
+
+
+async def read_nodes(bus: Bus) -> list[NodeInfo]:
+    """The nodes that are registered now, by name.
+
+    Raises:
+        BusError: the bucket is not there, or cannot be read.
+    """
+    found = [entry.message for entry in (await bus.bucket(NODES).entries()).values()]
+    return sorted((node for node in found if isinstance(node, NodeInfo)), key=lambda node: node.node)
+
+
+async def read_apps(bus: Bus) -> dict[str, AppSpec]:
+    """The applications that are announced.
+
+    Raises:
+        BusError: the bucket is not there, or cannot be read.
+    """
+    entries = await bus.bucket(APPS).entries()
+    return {key: entry.message for key, entry in entries.items() if isinstance(entry.message, AppSpec)}
 
 
 def note_if_unmanaged(app: str, options: BusOptions) -> None:

@@ -23,8 +23,9 @@ from services._runtime.command.output import (
     print_note,
     print_warning,
 )
+from services.cli.apps.announced import read_apps, read_nodes
 from services.cli.apps.app_file import AppFile, load_app_file
-from services.cli.apps.capacity import capacity_warnings, read_apps, read_nodes
+from services.cli.apps.capacity import capacity_warnings
 from services.cli.apps.deployer import Action, Plan, Step, plan_deployment
 from services.cli.apps.step_output import plain_step, print_step
 

@@ -1,4 +1,4 @@
-"""What applications may use against what nodes have; nodes that are full or under pressure. Pure, but for reading.
+"""What applications may use against what nodes have; nodes that are full or under pressure. Pure.
 
 A node's agent refuses memory that its node does not have (docs/decisions/0036); processors are shared, so more of them
 may be promised than there are, unless the node's settings say otherwise (0062). Both are said here, with figures.
@@ -12,8 +12,6 @@ from typing import Any, Final
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import to_plain
 from schemas.containers import NodeInfo
-from schemas.streams import APPS, NODES
-from services._runtime.bus.api import Bus
 from services._runtime.command.output import format_bytes, format_cores
 
 MOST_NAMES: Final = 8
@@ -22,26 +20,6 @@ FULL_SHARE: Final = 0.95
 """A node with more of its memory, or CPU budget, committed is called nearly full."""
 HIGH_PRESSURE_PERCENT: Final = 50.0
 """From here on pressure is told: some task waited for more than half of the last ten seconds."""
-
-
-async def read_nodes(bus: Bus) -> list[NodeInfo]:
-    """The nodes that are registered now, by name.
-
-    Raises:
-        BusError: the bucket is not there, or cannot be read.
-    """
-    found = [entry.message for entry in (await bus.bucket(NODES).entries()).values()]
-    return sorted((node for node in found if isinstance(node, NodeInfo)), key=lambda node: node.node)
-
-
-async def read_apps(bus: Bus) -> dict[str, AppSpec]:
-    """The applications that are announced.
-
-    Raises:
-        BusError: the bucket is not there, or cannot be read.
-    """
-    entries = await bus.bucket(APPS).entries()
-    return {key: entry.message for key, entry in entries.items() if isinstance(entry.message, AppSpec)}
 
 
 def allocatable_bytes(node: NodeInfo) -> int:

@@ -1,6 +1,6 @@
 """The Application Deployer (thesis 2.4.1): an application's containers through the Docker Engine API.
 
-The plan is a pure function of the file and of what exists, so that applying the same file twice changes nothing:
+The plan follows from the file and from what exists alone, so that applying the same file twice changes nothing:
 
 * a container with the same name and the same specification is kept (and started, if it has stopped);
 * one whose specification has changed is replaced;

@@ -24,7 +24,8 @@ from services._runtime.command.connection import ContextOption, ServerOption, co
 from services._runtime.command.errors import CommandError
 from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
 from services.cli.apps.allocators import allocator_explain
-from services.cli.apps.capacity import node_warnings, plain_node, read_nodes
+from services.cli.apps.announced import read_nodes
+from services.cli.apps.capacity import node_warnings, plain_node
 from services.cli.apps.event_history import EventHistory
 
 EXAMPLES = """

@@ -1,4 +1,4 @@
-"""Job records and profiles from outcomes of runs. Pure."""
+"""Job records and profiles from outcomes of runs."""
 
 from __future__ import annotations
 

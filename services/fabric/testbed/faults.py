@@ -12,8 +12,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from services.fabric.testbed.netlink import PortState
-from services.fabric.testbed.topology import INTER_SWITCH_LINK, CableEnd, DualTor
+from services.fabric.testbed.topology import INTER_SWITCH_LINK, CableEnd, DualTor, PortState
 
 HEALTHY: Final = PortState()
 

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services.fabric.frr_text import DAEMON_PRIORITIES
-from services.fabric.paths import FrrPaths
+from services.fabric.frr_text import DAEMON_PRIORITIES, FrrPaths
 from services.fabric.testbed.processes import StartedProcess, end, start_ticks
 
 _PATHS: Final = FrrPaths()

@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 from services._host.netlink.attributes import attribute, text, u16, u32
@@ -24,6 +23,7 @@ from services._host.netlink.rule_codec import decode_rule, dump_rules
 from services._host.netlink.socket import NetlinkSocket
 from services._host.netlink.tc_codec import INGRESS, TCA_KIND, TCA_OPTIONS, TCMSG, add_clsact
 from services._host.netns import inside
+from services.fabric.testbed.topology import PortState
 
 _BPF_OPS_LEN, _BPF_OPS, _BPF_FLAGS = 4, 5, 8
 """TCA_BPF_* (linux/pkt_cls.h)."""
@@ -39,17 +39,6 @@ _TIMEOUT_S: Final = 60.0
 """Of the kernel's reply: other namespaces that are made meanwhile hold the RTNL mutex."""
 _DUMP_ATTEMPTS: Final = 50
 """FRR may change routes during a dump."""
-
-
-@dataclass(frozen=True, slots=True)
-class PortState:
-    """State of a switch port."""
-
-    up: bool = True
-    drops_from_cable: bool = False
-    """Silently drops what arrives."""
-    drops_to_cable: bool = False
-    """Silently drops what is sent."""
 
 
 class _Write(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Final
 
 from services._host.netns import inside
 from services._runtime.command.errors import CommandError
-from services.fabric.testbed.netlink import LabNetlink, PortState
-from services.fabric.testbed.topology import UNDERLAY_MTU_BYTES, Cable, DualTor
+from services.fabric.testbed.netlink import LabNetlink
+from services.fabric.testbed.topology import UNDERLAY_MTU_BYTES, Cable, DualTor, PortState
 
 _ROUTER: Final = {
     "net/ipv4/ip_forward": "1",

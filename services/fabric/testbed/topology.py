@@ -24,6 +24,17 @@ APPLICATION_MTU_BYTES: Final = 8_900
 DEFAULT_PREFIX: Final = "tb"
 
 
+@dataclass(frozen=True, slots=True)
+class PortState:
+    """State of a switch port."""
+
+    up: bool = True
+    drops_from_cable: bool = False
+    """Silently drops what arrives."""
+    drops_to_cable: bool = False
+    """Silently drops what is sent."""
+
+
 class LabSettings(BaseModel):
     """What a lab is like. Stored with the lab, so that other commands find it again."""
 

@@ -22,7 +22,8 @@ from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.record_files import write_job_file
-from services._runtime.service.app import UnusableSettingsError, run_in_process
+from services._runtime.service.app import run_in_process
+from services._runtime.settings_error import UnusableSettingsError
 from services.advisor.ports import TrainingFailedError, TrainingSet
 from services.advisor.records import Records
 from services.advisor.service import Advisor

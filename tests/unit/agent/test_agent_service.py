@@ -12,7 +12,8 @@ from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._host.cgroup_snapshot import QuotaWriter
 from services._runtime.bus.api import NotPermittedError
-from services._runtime.service.app import UnusableSettingsError, run_in_process
+from services._runtime.service.app import run_in_process
+from services._runtime.settings_error import UnusableSettingsError
 from services.agent.memory.growth import MIB
 from services.agent.ports import WatchdogReport
 from services.agent.service import Agent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 from services.agent.cgroup.simulated import InMemoryReserveStore
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.memory.reserve_store import FileReserveStore

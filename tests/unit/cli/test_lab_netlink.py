@@ -13,7 +13,8 @@ from services._host.netlink.constants import AF_INET, RTNH_F_DEAD, RTNH_F_LINKDO
 from services._host.netlink.messages import Ack, Message, Request
 from services._host.netlink.rule_codec import Rule, add_rule
 from services.fabric.testbed import netlink
-from services.fabric.testbed.netlink import LabNetlink, PortState
+from services.fabric.testbed.netlink import LabNetlink
+from services.fabric.testbed.topology import PortState
 
 BLACKHOLE = PortState(drops_from_cable=True, drops_to_cable=True)
 P1, P2 = 11, 12

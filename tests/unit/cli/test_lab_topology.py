@@ -24,8 +24,7 @@ from services.fabric.testbed.faults import (
     port_states,
 )
 from services.fabric.testbed.hosts import host_file, tor_switch
-from services.fabric.testbed.netlink import PortState
-from services.fabric.testbed.topology import CableEnd, DualTor, LabSettings
+from services.fabric.testbed.topology import CableEnd, DualTor, LabSettings, PortState
 
 TOPOLOGY = DualTor.of(LabSettings(prefix="x", hosts=3))
 FAULTS = st.builds(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from schemas.streams import JOB_STREAM
-from services._runtime.service.app import UnusableSettingsError, run_in_process
-from services._runtime.settings_error import SettingsError
+from services._runtime.service.app import run_in_process
+from services._runtime.settings_error import SettingsError, UnusableSettingsError
 from services.collector.cloud.providers import open_providers
 from services.collector.service import Collector
 from services.collector.settings import CollectorSettings

@@ -64,7 +64,7 @@ def test_spans_arrive_with_their_origin(receiver: OtlpReceiver, monkeypatch: pyt
 
 @pytest.mark.parametrize("asked", ["never", "within", "after"])
 def test_a_span_is_one_span_whenever_someone_asks_who_it_is(receiver: OtlpReceiver, asked: str) -> None:
-    """The exporting thread makes those that nobody asks about."""
+    """One that nobody asks about is made at its end."""
     parent = {"traceparent": f"00-{7:032x}-{8:016x}-01"}
     carrier = {}
     with exporting_spans(asked_for(receiver), ORIGIN):

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from schemas.apps import AppSpec
 from schemas.network import ReconcilerInfo
 from schemas.streams import NODES, RECONCILERS
-from services._runtime.bus.api import BusError, BusUnavailableError
-from services._runtime.bus.name_registration import Holder, NameTakenError, Registration
+from schemas.subjects import RECONCILER_DIFF, RECONCILER_STATE
+from services._runtime.bus.api import BusError, BusUnavailableError, Delivery
+from services._runtime.bus.name_registration import Holder, NameHolder, NameTakenError, Registration
 from services._runtime.clock import ManualClock
+from services._runtime.telemetry.logging import get_logger
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.examples import examples
@@ -221,6 +223,46 @@ async def test_on_a_bus_without_the_bucket_it_is_a_bus_error() -> None:
 
     with pytest.raises(BusError):
         await service.hold()
+
+
+# -- a name, and the requests under it -----------------------------------------------------------------------------
+
+
+class RefusingBus(MemoryBus):
+    """Serves no second subject while ``refuses``."""
+
+    refuses = True
+    served = 0
+
+    async def serve(self, subject, responder):
+        self.served += 1
+        if self.refuses and self.served == 2:
+            raise BusUnavailableError("between two subjects")
+        return await super().serve(subject, responder)
+
+
+async def test_all_requests_are_served_under_a_name_or_none() -> None:
+    clock = ManualClock()
+    broker = MemoryBroker(clock)
+    bus, client = RefusingBus(broker), MemoryBus(broker)
+    info = Name().service(1).info
+    subjects = [template.subject("tb", node="n1") for template in (RECONCILER_STATE, RECONCILER_DIFF)]
+
+    async def answer(_delivery: Delivery) -> ReconcilerInfo:
+        return info
+
+    holder = NameHolder(
+        bus, RECONCILERS, "reconciler", "n1", clock, get_logger("test"), dict.fromkeys(subjects, answer)
+    )
+    assert not await holder.try_hold(info)
+    for subject in subjects:
+        with pytest.raises(BusError):
+            await client.request(subject, info, timeout_s=1)
+
+    bus.refuses = False
+    assert await holder.try_hold(info)
+    for subject in subjects:
+        assert await client.request(subject, info, timeout_s=1) == info
 
 
 # -- the token beside a lock ---------------------------------------------------------------------------------------

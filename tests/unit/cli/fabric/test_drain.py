@@ -9,8 +9,9 @@ from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric import drain
 from services.fabric.drain import UplinkState, select_uplinks, status
 from services.fabric.drain_plan import drain_steps
+from services.fabric.frr_text import FrrPaths
 from services.fabric.model import HostFile
-from services.fabric.paths import FabricPaths, FrrPaths
+from services.fabric.paths import FabricPaths
 from tests.support.fake_frr import FakeFrr
 
 FIELDS = {

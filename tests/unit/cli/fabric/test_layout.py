@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
+from services.fabric.frr_text import FrrPaths
 from services.fabric.journal import from_plain, to_plain
 from services.fabric.layout import DAEMON_PRIORITIES, layout, load_command
 from services.fabric.model import HostFile
-from services.fabric.paths import FrrPaths
 from services.fabric.plan import Action, step_for
 from services.fabric.resources import Daemon, Device
 

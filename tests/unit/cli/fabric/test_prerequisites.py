@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from services.fabric import prerequisites
+from services.fabric.frr_text import FrrPaths
 from services.fabric.model import HostFile
-from services.fabric.paths import FrrPaths
 
 PORT = {"name": "rep0", "mac": "02:00:00:00:00:01", "address": "172.16.0.1/24", "netns": "a1"}
 

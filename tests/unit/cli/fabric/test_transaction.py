@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.fabric.apply import no_progress
+from services.fabric.frr_text import FrrPaths
 from services.fabric.journal import Journal
 from services.fabric.layout import layout
 from services.fabric.model import HostFile
-from services.fabric.paths import FrrPaths
 from services.fabric.plan import Action, ConflictError
 from services.fabric.resources import Device, LinkAttribute
 from services.fabric.transaction import Transaction

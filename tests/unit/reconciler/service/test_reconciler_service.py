@@ -22,7 +22,7 @@ from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._host.instance_lock import namespace_lock_path
 from services._host.netlink.objects import Filter
-from services._runtime.service.app import UnusableSettingsError
+from services._runtime.settings_error import UnusableSettingsError
 from services.reconciler.audit_checkpoint import CheckpointFile
 from services.reconciler.full_reconcile import Reconciliation
 from tests.support.deadline import until
