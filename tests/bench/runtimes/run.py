@@ -81,24 +81,54 @@ def in_emulated_machine(java: Sequence[str], go: Sequence[str], work: Path) -> d
         machine.kill()
 
 
-def table(record: dict[str, Any]) -> str:
-    """For people."""
-    lines = [record["versions"]["java"], record["versions"]["go"]]
-    for part in record["parts"]:
-        kind = "emulated, cgroup v2" if part.get("emulated") else part["machine"]["cgroups"]
-        lines += ["", f"{part['cores']} processors, {kind}"]
-        lines += [
-            f"{'case':<42} {'limits':<20} {'processors':>10} {'heap, MiB':>10} {'pool':>5} {'after, s':>9}  collector"
-        ]
-        for row in part["rows"]:
-            heap = row["heap_limit_bytes"] / (1 << 20)
-            lines.append(
-                f"{row['case']:<42} {row['limits']:<20} {row['processors']:>10} "
-                f"{f'{heap:.0f}' if heap < 1 << 40 else 'none':>10} {row.get('pool_threads', '-'):>5} "
-                f"{'-' if row['followed_after_s'] is None else format(row['followed_after_s'], '.1f'):>9}  "
-                f"{row.get('collectors', '-')}"
-            )
-    return "\n".join(lines)
+def page_tables(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A table of each part, cell by cell, as `scripts.generate_figures --take` keeps them."""
+    java, go = record["versions"]["java"].split()[1], record["versions"]["go"].split()[2].removeprefix("go")
+    return {"emulated" if part.get("emulated") else "here": _page_table(part, java, go) for part in record["parts"]}
+
+
+def _page_table(part: dict[str, Any], java: str, go: str) -> dict[str, Any]:
+    where = "emulated, cgroup v2" if part.get("emulated") else part["machine"]["cgroups"]
+    head = f"{part['cores']} processors ({where}), Java {java}, Go {go}"
+    columns = [
+        head,
+        "limits",
+        "processors",
+        "heap limit, MiB",
+        "pool threads",
+        "garbage collector",
+        "followed after, s",
+    ]
+    return {"machine": _machine_line(part), "columns": columns, "rows": [_cells(row) for row in part["rows"]]}
+
+
+def _machine_line(part: dict[str, Any]) -> str:
+    line = this_machine().line
+    return f"{part['cores']} processors, emulated by QEMU on {line}" if part.get("emulated") else line
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    heap_mib = row["heap_limit_bytes"] >> 20
+    followed_s = row["followed_after_s"]
+    return [
+        row["case"],
+        row["limits"],
+        str(row["processors"]),
+        str(heap_mib) if heap_mib < 1 << 20 else "none",
+        str(row.get("pool_threads", "")),
+        row.get("collectors", ""),
+        "" if followed_s is None else f"{followed_s:.1f}",
+    ]
+
+
+def text_of(tables: dict[str, dict[str, Any]]) -> str:
+    """For people: the columns as wide as their longest cell."""
+    lines = []
+    for one in tables.values():
+        rows = [one["columns"], *one["rows"]]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
+    return "\n".join(lines[1:])
 
 
 def main() -> int:
@@ -126,8 +156,9 @@ def main() -> int:
         elif not options.quick:
             say(f"in an emulated machine with {EMULATED_CORES} processors")
             parts.append(in_emulated_machine(java, go, work))
-    record = {"versions": versions(options.java_home, options.go), "parts": parts}
-    tell(table(record), record, [write_record(record, OUTPUT / "runtimes.json")], as_json=options.json)
+    record: dict[str, Any] = {"versions": versions(options.java_home, options.go), "parts": parts}
+    record["tables"] = page_tables(record)
+    tell(text_of(record["tables"]), record, [write_record(record, OUTPUT / "runtimes.json")], as_json=options.json)
     return 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench.runtimes import cases
 from tests.bench.runtimes.cases import Limits, Probe, write_limits
-from tests.bench.runtimes.run import table
+from tests.bench.runtimes.run import page_tables, text_of
 
 
 def _probe(tmp_path: Path, script: str) -> Probe:
@@ -58,13 +58,41 @@ def test_limits_are_written_as_the_version_has_them(tmp_path: Path, version: int
         }
 
 
+GO = {"case": "Go", "limits": "4 cores", "followed_after_s": None, "processors": 4, "heap_limit_bytes": (1 << 63) - 1}
+JAVA = {
+    "case": "Java",
+    "limits": "2 cores",
+    "followed_after_s": 1.24,
+    "processors": 2,
+    "heap_limit_bytes": 512 << 20,
+    "pool_threads": 1,
+    "collectors": "Copy",
+}
+RECORD = {
+    "versions": {"java": "openjdk 17.0.15 2025-04-15", "go": "go version go1.27.3 linux/amd64"},
+    "parts": [{"cores": 8, "emulated": True, "rows": [GO, JAVA]}],
+}
+
+
 def test_the_table_names_no_heap_limit_and_no_change() -> None:
-    row = {
-        "case": "Go",
-        "limits": "4 cores",
-        "followed_after_s": None,
-        "processors": 4,
-        "heap_limit_bytes": (1 << 63) - 1,
-    }
-    text = table({"versions": {"java": "J", "go": "G"}, "parts": [{"cores": 8, "emulated": True, "rows": [row]}]})
-    assert text.splitlines()[-1].split() == ["Go", "4", "cores", "4", "none", "-", "-", "-"]
+    found = page_tables(RECORD)["emulated"]
+
+    assert found["columns"][0] == "8 processors (emulated, cgroup v2), Java 17.0.15, Go 1.27.3"
+    assert found["rows"] == [
+        ["Go", "4 cores", "4", "none", "", "", ""],
+        ["Java", "2 cores", "2", "512", "1", "Copy", "1.2"],
+    ]
+
+
+def test_the_text_has_columns_as_wide_as_their_cells() -> None:
+    lines = text_of({"here": {"columns": ["a", "long name"], "rows": [["wide cell", "1"], ["b", ""]]}}).splitlines()
+
+    assert lines == ["a          long name", "wide cell  1", "b"]
+
+
+def test_a_floor_is_among_the_cases() -> None:
+    """With the limits of an idle container, before and after others."""
+    floors = [case for case in cases.cases(["java", "Probe"], ["probe"]) if cases.FLOOR in case.limits]
+
+    assert [case.name.partition(",")[0] for case in floors] == ["Java", "Go"]
+    assert all(case.limits[0] == case.limits[-1] == cases.FLOOR for case in floors)
