@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,16 +92,9 @@ def page_tables(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _page_table(part: dict[str, Any], java: str, go: str) -> dict[str, Any]:
     where = "emulated, cgroup v2" if part.get("emulated") else part["machine"]["cgroups"]
     head = f"{part['cores']} processors ({where}), Java {java}, Go {go}"
-    columns = [
-        head,
-        "limits",
-        "processors",
-        "heap limit, MiB",
-        "pool threads",
-        "garbage collector",
-        "followed after, s",
-    ]
-    return {"machine": _machine_line(part), "columns": columns, "rows": [_cells(row) for row in part["rows"]]}
+    columns = [head, "limits", "processors", "heap limit, MiB", "pool threads", "collector", "followed after, s"]
+    cases = [list(rows) for _, rows in groupby(part["rows"], key=itemgetter("case"))]
+    return {"machine": _machine_line(part), "columns": columns, "rows": [_cells(rows) for rows in cases]}
 
 
 def _machine_line(part: dict[str, Any]) -> str:
@@ -107,18 +102,30 @@ def _machine_line(part: dict[str, Any]) -> str:
     return f"{part['cores']} processors, emulated by QEMU on {line}" if part.get("emulated") else line
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    heap_mib = row["heap_limit_bytes"] >> 20
-    followed_s = row["followed_after_s"]
+def _cells(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A case as a row: what it had one after another with arrows, what stayed once."""
     return [
-        row["case"],
-        row["limits"],
-        str(row["processors"]),
-        str(heap_mib) if heap_mib < 1 << 20 else "none",
-        str(row.get("pool_threads", "")),
-        row.get("collectors", ""),
-        "" if followed_s is None else f"{followed_s:.1f}",
+        rows[0]["case"],
+        _in_turn([row["limits"] for row in rows]),
+        _in_turn([str(row["processors"]) for row in rows]),
+        _in_turn([_heap(row["heap_limit_bytes"]) for row in rows]),
+        _in_turn([str(row.get("pool_threads", "")) for row in rows]),
+        _in_turn([_collector(row.get("collectors", "")) for row in rows]),
+        ", ".join(f"{row['followed_after_s']:.1f}" for row in rows if row["followed_after_s"] is not None),
     ]
+
+
+def _in_turn(values: Sequence[str]) -> str:
+    return values[0] if len(set(values)) == 1 else " → ".join(values)
+
+
+def _heap(limit_bytes: int) -> str:
+    return str(limit_bytes >> 20) if limit_bytes < 1 << 40 else "none"
+
+
+def _collector(beans: str) -> str:
+    """Of the beans' names; the serial one calls its own ``Copy`` and ``MarkSweepCompact``."""
+    return "serial" if beans.startswith("Copy") else beans.split(" ")[0]
 
 
 def text_of(tables: dict[str, dict[str, Any]]) -> str:

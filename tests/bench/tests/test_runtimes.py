@@ -58,29 +58,37 @@ def test_limits_are_written_as_the_version_has_them(tmp_path: Path, version: int
         }
 
 
-GO = {"case": "Go", "limits": "4 cores", "followed_after_s": None, "processors": 4, "heap_limit_bytes": (1 << 63) - 1}
-JAVA = {
-    "case": "Java",
-    "limits": "2 cores",
-    "followed_after_s": 1.24,
-    "processors": 2,
-    "heap_limit_bytes": 512 << 20,
-    "pool_threads": 1,
-    "collectors": "Copy",
-}
+def _row(case: str, limits: str, processors: int, followed_after_s: float | None, **more: object) -> dict[str, object]:
+    no_heap_limit = {"heap_limit_bytes": (1 << 63) - 1}
+    fixed = {"case": case, "limits": limits, "processors": processors, "followed_after_s": followed_after_s}
+    return no_heap_limit | fixed | more
+
+
+SERIAL = {"heap_limit_bytes": 121 << 20, "pool_threads": 1, "collectors": "Copy, MarkSweepCompact"}
 RECORD = {
     "versions": {"java": "openjdk 17.0.15 2025-04-15", "go": "go version go1.27.3 linux/amd64"},
-    "parts": [{"cores": 8, "emulated": True, "rows": [GO, JAVA]}],
+    "parts": [
+        {
+            "cores": 8,
+            "emulated": True,
+            "rows": [
+                _row("Go", "4 cores", 4, None),
+                _row("Go", "3 cores", 3, 1.24),
+                _row("Java", "0.3 cores", 1, None, **SERIAL),
+                _row("Java", "4 cores", 1, None, **SERIAL),
+            ],
+        }
+    ],
 }
 
 
-def test_the_table_names_no_heap_limit_and_no_change() -> None:
+def test_a_case_is_a_row_with_what_changed_and_what_stayed() -> None:
     found = page_tables(RECORD)["emulated"]
 
     assert found["columns"][0] == "8 processors (emulated, cgroup v2), Java 17.0.15, Go 1.27.3"
     assert found["rows"] == [
-        ["Go", "4 cores", "4", "none", "", "", ""],
-        ["Java", "2 cores", "2", "512", "1", "Copy", "1.2"],
+        ["Go", "4 cores → 3 cores", "4 → 3", "none", "", "", "1.2"],
+        ["Java", "0.3 cores → 4 cores", "1", "121", "1", "serial", ""],
     ]
 
 
