@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
+from services._runtime.command.errors import JSON_OPTION
 from services._runtime.command.passthrough import PassthroughCommand
 from services._runtime.command.tool_parser import DESCRIBE
 from services._runtime.command.tool_shell import Tool, run_tool
@@ -101,7 +102,7 @@ def _click_command(params: list[dict[str, Any]]) -> TyperCommand:
     def taken(**_: Any) -> None: ...
 
     given = [_parameter(param) for param in params]
-    json_option = typer.Option("--json", help=_JSON_HELP)
+    json_option = typer.Option(JSON_OPTION, help=_JSON_HELP)
     given.append(
         inspect.Parameter(
             "json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, json_option]

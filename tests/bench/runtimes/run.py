@@ -125,7 +125,7 @@ def _heap(limit_bytes: int) -> str:
 
 def _collector(beans: str) -> str:
     """Of the beans' names; the serial one calls its own ``Copy`` and ``MarkSweepCompact``."""
-    return "serial" if beans.startswith("Copy") else beans.split(" ")[0]
+    return "serial" if beans.startswith("Copy") else beans.split(" ", maxsplit=1)[0]
 
 
 def text_of(tables: dict[str, dict[str, Any]]) -> str:
