@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from services._runtime.command.errors import CommandError, ExitCode, typed_json
+from services._runtime.command.errors import CommandError
 from services._runtime.command.lazy import LazyGroup
 from services._runtime.command.output import color_system, errors_as_json, print_error, stdout_console
+from services._runtime.exit_code import ExitCode, typed_json
 from services._runtime.stdout import discard_stdout
 from services.cli.command_table import COMMANDS
 

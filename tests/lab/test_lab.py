@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from services._host.netns import NETNS_DIRECTORY, command_in
 from services._host.readiness import readable
-from services._runtime.command.errors import CommandError, ExitCode
+from services._runtime.command.errors import CommandError
+from services._runtime.exit_code import ExitCode
 from services.cli.main import app
 from services.fabric.testbed import frr_daemons, state_file
 from services.fabric.testbed.faults import Direction, Fault

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TextIO
 from rich.console import Console
 from rich.markup import escape
 
-from services._runtime.command.errors import ExitCode, json_error
+from services._runtime.exit_code import ExitCode, json_error
 
 PIPE_COLUMNS: Final = 160
 

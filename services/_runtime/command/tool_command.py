@@ -16,10 +16,10 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from services._runtime.command.errors import JSON_OPTION
 from services._runtime.command.passthrough import PassthroughCommand
 from services._runtime.command.tool_parser import DESCRIBE
 from services._runtime.command.tool_shell import Tool, run_tool
+from services._runtime.exit_code import JSON_OPTION
 
 _JSON_HELP: Final = "Print JSON, one object a line."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from services._runtime.command.errors import plain_error
+from services._runtime.exit_code import plain_error
 
 
 def emit(event: str, **fields: object) -> None:

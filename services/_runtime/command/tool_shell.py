@@ -22,8 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from services._runtime.child_process import die_with_parent
-from services._runtime.command.errors import JSON_OPTION, CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.command.output import errors_as_json, print_error, print_line, stderr_console, stdout_console
+from services._runtime.exit_code import JSON_OPTION
 from services._runtime.service.interpreter import isolated_command
 
 _START: Final = "services._runtime.command.tool_start"

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Final
 
-from services._runtime.command.errors import json_error, typed_json
+from services._runtime.exit_code import json_error, typed_json
 from services._runtime.install_hint import package_missing
 from services._runtime.service.interpreter import become, installed_services
 

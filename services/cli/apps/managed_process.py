@@ -23,7 +23,8 @@ from services._host.cgroupfs import (
     managed_directory,
 )
 from services._runtime.child_process import die_with_parent
-from services._runtime.command.errors import CommandError, ExitCode, UnavailableError, UsageError
+from services._runtime.command.errors import CommandError, UnavailableError, UsageError
+from services._runtime.exit_code import ExitCode
 
 FORWARDED_SIGNALS: Final = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}

@@ -12,8 +12,8 @@ import pytest
 from typer import rich_utils
 from typer.testing import CliRunner, Result
 
-from services._runtime.command.errors import ExitCode, plain_error, typed_json
 from services._runtime.command.output import errors_as_json, print_error, print_note
+from services._runtime.exit_code import ExitCode, plain_error, typed_json
 from services._runtime.service import entry
 from services.cli.main import app
 from services.cli.toolkit.supervisor import free_port
