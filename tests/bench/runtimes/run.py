@@ -54,11 +54,12 @@ def versions(java_home: Path, go: str) -> dict[str, str]:
 
 def on_this_machine(java: Sequence[str], go: Sequence[str], work: Path) -> dict[str, Any]:
     """The record of `cases.main`, run here."""
+    machine = this_machine()
     out = work / "here.json"
     options = ["--java", shlex.join(java), "--go", shlex.join(go), "--out", str(out)]
     subprocess.run([sys.executable, "-m", "tests.bench.runtimes.cases", *options], check=True)
     record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return record | {"machine": this_machine().as_dict()}
+    return record | {"machine": machine.as_dict(), "machine_line": machine.line}
 
 
 def in_emulated_machine(java: Sequence[str], go: Sequence[str], work: Path) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def in_emulated_machine(java: Sequence[str], go: Sequence[str], work: Path) -> d
         MachineError: it cannot be built, or it hangs.
         RuntimeError: the cases failed; the message holds their output.
     """
+    line = f"{EMULATED_CORES} processors, emulated by QEMU on {this_machine().line}"
     machine = RunningMachine(build(work), work / "machine", cores=EMULATED_CORES)
     try:
         command = (
@@ -78,7 +80,7 @@ def in_emulated_machine(java: Sequence[str], go: Sequence[str], work: Path) -> d
         if ended.exit_code:
             raise RuntimeError(f"exit code {ended.exit_code}\n{ended.output[-4000:]}")
         record: dict[str, Any] = json.loads((ended.directory / "record.json").read_text(encoding="utf-8"))
-        return record | {"emulated": True}
+        return record | {"emulated": True, "machine_line": line}
     finally:
         machine.kill()
 
@@ -94,12 +96,7 @@ def _page_table(part: dict[str, Any], java: str, go: str) -> dict[str, Any]:
     head = f"{part['cores']} processors ({where}), Java {java}, Go {go}"
     columns = [head, "limits", "processors", "heap limit, MiB", "pool threads", "collector", "followed after, s"]
     cases = [list(rows) for _, rows in groupby(part["rows"], key=itemgetter("case"))]
-    return {"machine": _machine_line(part), "columns": columns, "rows": [_cells(rows) for rows in cases]}
-
-
-def _machine_line(part: dict[str, Any]) -> str:
-    line = this_machine().line
-    return f"{part['cores']} processors, emulated by QEMU on {line}" if part.get("emulated") else line
+    return {"machine": part["machine_line"], "columns": columns, "rows": [_cells(rows) for rows in cases]}
 
 
 def _cells(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -71,6 +71,7 @@ RECORD = {
         {
             "cores": 8,
             "emulated": True,
+            "machine_line": "8 processors, emulated",
             "rows": [
                 _row("Go", "4 cores", 4, None),
                 _row("Go", "3 cores", 3, 1.24),
@@ -85,6 +86,7 @@ RECORD = {
 def test_a_case_is_a_row_with_what_changed_and_what_stayed() -> None:
     found = page_tables(RECORD)["emulated"]
 
+    assert found["machine"] == "8 processors, emulated"
     assert found["columns"][0] == "8 processors (emulated, cgroup v2), Java 17.0.15, Go 1.27.3"
     assert found["rows"] == [
         ["Go", "4 cores → 3 cores", "4 → 3", "none", "", "", "1.2"],
