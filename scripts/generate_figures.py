@@ -12,7 +12,8 @@ A table with columns of its own is ``docs/figures/tables/NAME.json`` and stands 
 kept in ``docs/figures/stated/PAGE.json``, by section, as it was transcribed.
 
 ``python -m scripts.generate_figures --take FILE... --as NAME --command "..."`` makes a record from what a benchmark, or
-the demo with ``--json``, has written: each number that all files hold becomes a row, over the files.
+the demo with ``--json``, has written: each number that all files hold becomes a row, over the files. A file with
+``tables`` (columns, rows and machine by name) gives those tables instead: ``docs/figures/tables/NAME-KEY.json``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CHECKED: Final = tuple(
     for page in (
         "README.md", "docs/advisor.md", "docs/benchmarks.md", "docs/compose.md", "docs/edge.md", "docs/events.md",
         "docs/how-it-works.md", "docs/install.md", "docs/known-limitations.md", "docs/newcomer.md",
-        "docs/operations.md",
+        "docs/operations.md", "docs/runtimes.md",
     )
 )  # fmt: skip
 """Pages on which no measured figure stands that is in no record."""
@@ -371,6 +372,17 @@ def take(contents: Sequence[dict[str, Any]], command: str, machine: str, day: st
     return Record(machine, day, command, commit, rows)
 
 
+def take_tables(content: dict[str, Any], command: str, day: str, commit: str) -> dict[str, Table]:
+    """The tables of a file by name, as the benchmark has written them. ValueError: one is not as `Table` wants it."""
+    try:
+        return {
+            key: Table(one["machine"], day, command, commit, one["columns"], one["rows"])
+            for key, one in content["tables"].items()
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"tables: {error}") from error
+
+
 def machine_of(content: dict[str, Any]) -> str:
     """What the benchmark wrote of its machine, or what can be seen of this one."""
     known = content.get("machine")
@@ -387,13 +399,21 @@ def revision() -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
 
 
-def _take(files: Sequence[Path], name: str, command: str) -> Path:
+def _take(files: Sequence[Path], name: str, command: str) -> list[Path]:
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     day = datetime.fromtimestamp(max(path.stat().st_mtime for path in files), UTC).date().isoformat()
-    path = RECORDS / f"{name}.json"
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    path.write_text(take(contents, command, machine_of(contents[0]), day, revision()).text(), encoding="utf-8")
-    return path
+    if "tables" in contents[0]:
+        if len(files) > 1:
+            raise ValueError("the cells of tables have no median: --take needs one file")
+        kept = take_tables(contents[0], command, day, revision())
+        written = {RECORDS / "tables" / f"{name}-{key}.json": table.text() for key, table in kept.items()}
+    else:
+        record = take(contents, command, machine_of(contents[0]), day, revision())
+        written = {RECORDS / f"{name}.json": record.text()}
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return list(written)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -406,7 +426,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.take:
         if not (options.name and options.command):
             parser.error("--take needs --as and --command")
-        sys.stdout.write(f"wrote {_take(options.take, options.name, options.command).relative_to(ROOT)}\n")
+        for path in _take(options.take, options.name, options.command):
+            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
     for path, text in pages().items():
         if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

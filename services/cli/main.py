@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from services._runtime.command.errors import CommandError
 from services._runtime.command.lazy import LazyGroup
-from services._runtime.command.output import print_error, stdout_console
+from services._runtime.command.output import color_system, errors_as_json, print_error, stdout_console
+from services._runtime.exit_code import ExitCode, typed_json
 from services._runtime.stdout import discard_stdout
 from services.cli.command_table import COMMANDS
 
@@ -19,12 +23,35 @@ class TurnbuckleGroup(LazyGroup):
 
     table = COMMANDS
 
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run a command line. With ``--json`` the errors of the command line itself are JSON, too."""
+        words = sys.argv[1:] if args is None else list(args)
+        if color_system() is None:
+            from typer import rich_utils  # noqa: PLC0415 - only help and errors of the command line need it
+
+            rich_utils.COLOR_SYSTEM = None
+        if not typed_json(words):
+            return super().main(args, *rest, **extra)
+        with errors_as_json(wanted=True):
+            sys.exit(self._end_in_json(words, extra.get("prog_name")))
+
+    def _end_in_json(self, words: list[str], name: str | None) -> int:
+        """Run it; returns the exit code."""
+        try:
+            return super().main(words, name, standalone_mode=False) or 0
+        except TyperException as error:
+            print_error(error.format_message(), error.exit_code)
+            return error.exit_code
+        except typer.Abort:
+            print_error("aborted", ExitCode.FAILED)
+            return ExitCode.FAILED
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
         except CommandError as error:
-            print_error(str(error))
+            print_error(str(error), error.exit_code)
             raise typer.Exit(error.exit_code) from error
         except BrokenPipeError as error:
             # The reader (head, less) has seen enough.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from services._runtime.command.errors import ExitCode
 from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
+from services._runtime.exit_code import ExitCode
 
 if TYPE_CHECKING:
     from services._runtime.command.finding import Finding

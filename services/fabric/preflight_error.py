@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services._runtime.command.errors import CommandError, ExitCode
+from services._runtime.command.errors import CommandError
+from services._runtime.exit_code import ExitCode
 
 
 @dataclass(frozen=True, slots=True)

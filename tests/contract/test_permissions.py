@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from schemas.apps import AppSpec
 from schemas.codec import encode
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.permissions import Role, allowed, grants
-from schemas.streams import APPS, LEASES, NODES, OOM_STREAM
+from schemas.streams import APPS, LEASES, NODES, OBJECT_STORES, OOM_STREAM
 from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, REPLICA_STATE, token
 from services._runtime.bus.api import BusError, BusUnavailableError, Delivery, NotPermittedError
 from services._runtime.bus.nats import NatsBus
@@ -321,8 +322,14 @@ async def test_an_observer_declares_nothing(server: SecuredNats, monkeypatch: py
     for role, code in ((Role.OPERATOR, 0), (Role.OBSERVER, 77)):
         for name, value in server.environment(role).items():
             monkeypatch.setenv(name, value)
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["nats", "declare"])
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["nats", "declare", "--json"])
         assert (done.exit_code, "needs the operator's key" in done.output) == (code, bool(code)), done.output
+        if code:
+            assert json.loads(done.stderr)["error"]["kind"] == "no_permission"
+        else:
+            declared = json.loads(done.stdout)
+            assert ("TB_OOM" in declared["streams"], "tb_nodes" in declared["buckets"]) == (True, True)
+            assert len(declared["object_stores"]) == len(OBJECT_STORES)
 
 
 def test_the_hosts_of_these_tests_need_escaping() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -80,6 +81,26 @@ def test_the_command_runs_inside_and_nothing_is_left(app: str) -> None:
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)])
 def test_the_exit_code_is_the_commands(app: str, command: str, code: int) -> None:
     assert run(app, "sh", "-c", command).returncode == code
+
+
+@pytest.mark.root
+def test_the_outcome_for_programs_is_the_last_line_of_stderr(app: str) -> None:
+    """Stdout is the command's, and so is a --json after the two dashes."""
+    done = run(
+        app, "sh", "-c", 'echo "$1"; exit 7', "sh", "--json", options=("--json", "--server", "nats://127.0.0.1:1")
+    )
+    outcome = json.loads(done.stderr)
+
+    assert (done.returncode, done.stdout) == (7, "--json\n")
+    assert outcome.items() >= {"app": app, "name": "web", "exit_code": 7, "oom_kills": 0}.items()
+    assert "announced is not known" in outcome["notes"][0]
+
+
+@pytest.mark.root
+def test_a_command_that_does_not_exist_is_an_error_for_programs(app: str) -> None:
+    error = json.loads(run(app, "/no/such", options=("--json",)).stderr)["error"]
+
+    assert error == {"message": "/no/such: no such program", "exit_code": 127, "kind": "not_found"}
 
 
 @pytest.mark.root

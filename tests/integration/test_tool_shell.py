@@ -70,6 +70,31 @@ def test_passed_on(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
     assert json.loads(lines[-1])["arguments"] == ["x"]
 
 
+def test_an_error_is_the_only_thing_on_stderr_with_json(
+    tool: Tool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And names the command as its user knows it; a tool that dies without a word is an error, too."""
+    event = {"event": "error", "message": "python -m made_up_tool: no such file", "exit_code": 66, "kind": "no_input"}
+    script = f"import sys; print('words', file=sys.stderr); print({json.dumps(event)!r}); sys.exit(66)"
+    (tmp_path / "made_up_tool.py").write_text(script)
+    assert run_tool(tool, ["--json"]) == 66
+
+    shown = capfd.readouterr()
+    assert json.loads(shown.out) == event
+    told = {"message": "turnbuckle made-up: no such file", "exit_code": 66, "kind": "no_input"}
+    assert json.loads(shown.err) == {"error": told}
+
+    (tmp_path / "made_up_tool.py").write_text("import os; os._exit(3)")
+    assert run_tool(tool, ["--json"]) == 3
+    assert json.loads(capfd.readouterr().err)["error"]["message"] == "made-up ended with exit code 3"
+
+
+def test_a_result_with_another_code_is_no_error(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its words stand on stderr, as without --json."""
+    assert run_tool(tool, ["bad", "--json"]) == 65
+    assert capfd.readouterr().err == "words for people\n"
+
+
 def test_exit_codes(tool: Tool) -> None:
     """Are the tool's own."""
     assert run_tool(tool, ["bad"]) == 65

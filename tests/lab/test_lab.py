@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from services._host.netns import NETNS_DIRECTORY, command_in
 from services._host.readiness import readable
-from services._runtime.command.errors import CommandError, ExitCode
+from services._runtime.command.errors import CommandError
+from services._runtime.exit_code import ExitCode
 from services.cli.main import app
 from services.fabric.testbed import frr_daemons, state_file
 from services.fabric.testbed.faults import Direction, Fault
@@ -109,10 +110,14 @@ def test_faults_by_command(whole: Lab) -> None:
 def test_a_fault_for_a_while_and_a_floor_by_command(whole: Lab) -> None:
     prefix = ["--prefix", whole.settings.prefix]
 
-    broken = runner.invoke(app, ["lab", "fault", "dual-tor", "isl-lost", "--for", "0.1", "--times", "2", *prefix])
+    twice = ["isl-lost", "--for", "0.1", "--times", "2", "--json"]
+    broken = runner.invoke(app, ["lab", "fault", "dual-tor", *twice, *prefix])
     metered = runner.invoke(app, ["lab", "meter", "dual-tor", "--for", "0.5", "--json", *prefix])
 
     assert "2 faults, all restored" in broken.stderr
+    told = json.loads(broken.stdout)
+    assert (told["in_force"], [one["fault"] for one in told["occurrences"]]) == ([], ["isl-lost", "isl-lost"])
+    assert all(one["restored_ns"] - one["injected_ns"] >= 0.1e9 for one in told["occurrences"])
     floor = json.loads(metered.stdout)["floor"]
     # 6 flows of 500 packets per second for half a second each way, some being made up for or left out.
     assert all(one["sent"] > 500 for one in floor.values())

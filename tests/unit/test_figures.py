@@ -202,6 +202,28 @@ def test_the_command_keeps_a_record(
     assert "wrote docs/figures/scale.json" in capsys.readouterr().out
 
 
+def test_the_command_keeps_the_tables_that_a_benchmark_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "RECORDS", tmp_path / "docs" / "figures")
+    monkeypatch.setattr(figures, "pages", dict)
+    monkeypatch.setattr(figures, "revision", lambda: "0123abc")
+    result = tmp_path / "runtimes.json"
+    table = {"machine": "2 cores", "columns": ["runtime", "processors"], "rows": [["Go", "2"]]}
+    result.write_text(json.dumps({"parts": [1], "tables": {"here": table}}))
+    command = ["--as", "runtimes", "--command", "make bench-runtimes", "--take"]
+
+    figures.main([*command, str(result)])
+
+    kept = figures.Table.load(tmp_path / "docs" / "figures" / "tables" / "runtimes-here.json")
+    assert (kept.machine, kept.command, kept.revision) == ("2 cores", "make bench-runtimes", "0123abc")
+    assert (kept.columns, kept.rows, kept.transcribed) == (["runtime", "processors"], [["Go", "2"]], False)
+    with pytest.raises(ValueError, match="needs one file"):
+        figures.main([*command, str(result), str(result)])
+    result.write_text(json.dumps({"tables": {"here": {"columns": []}}}))
+    with pytest.raises(ValueError, match="tables: 'machine'"):
+        figures.main([*command, str(result)])
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

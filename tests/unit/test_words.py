@@ -1,4 +1,4 @@
-"""Names and the first lines of docstrings use the field's words (docs/glossary.md), none of a private language."""
+"""Names, first lines of docstrings and pages use the field's words (docs/glossary.md), none of a private language."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ PRIVATE_WORDS = frozenset(
 """Replaced by the words of kernel documentation, Kubernetes, NATS, FRR and statistics textbooks."""
 PRIVATE_NAMES = frozenset({"moment", "standing", "stock", "ground"})
 """These in identifiers only."""
+PRIVATE_PHRASES = re.compile(r"\b(whoever|nobody|somebody|anybody|wish(es|ed)?|other hands)\b", re.IGNORECASE)
+"""On pages: a reader searches for the container, host, user or process that is meant, or for `target`, `external`."""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "compose").rglob("README.md"))]
 STANDARD = re.compile(r"look(s|ed)?[ _]up", re.IGNORECASE)
 """Such a word as part of a standard term."""
 
@@ -79,6 +82,24 @@ def test_names_and_first_lines_have_no_private_word(path: Path) -> None:
     in_path = [word for word in words_of(str(path)) if word in PRIVATE_WORDS]
 
     assert in_path + private_words((ROOT / path).read_text()) == []
+
+
+def phrases(page: str) -> list[str]:
+    """Lines of a page with a private word, as ``LINE: WORD``; code is left out."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", lambda code: "\n" * code[0].count("\n"), page, flags=re.DOTALL)
+    lines = enumerate(prose.splitlines(), start=1)
+    return [f"{number}: {found[0]}" for number, line in lines for found in PRIVATE_PHRASES.finditer(line)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_have_no_private_word(path: Path) -> None:
+    assert phrases(path.read_text(encoding="utf-8")) == []
+
+
+def test_private_words_of_pages_are_found_outside_of_code() -> None:
+    page = "Whoever asks.\n```\nnobody\n```\nSet by `somebody`, written by other hands; wished for."
+
+    assert phrases(page) == ["1: Whoever", "5: other hands", "5: wished"]
 
 
 @pytest.mark.parametrize("folder", UNFINISHED)

@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
-
-class ExitCode(IntEnum):
-    """Exit codes of the command; sysexits.h where it has a name for the case."""
-
-    FAILED = 1
-    USAGE = 2
-    NO_INPUT = 66
-    """EX_NOINPUT: a file that the command line names does not exist."""
-    UNAVAILABLE = 69
-    """EX_UNAVAILABLE: NATS, the allocator or the Docker Engine does not answer."""
-    INTERNAL = 70
-    """EX_SOFTWARE: a service died."""
-    NO_PERMISSION = 77
-    """EX_NOPERM: NATS refuses the key, or the key's user may not do this."""
-    BAD_CONFIG = 78
-    """EX_CONFIG: a file or a setting is wrong, or the settings and the server do not agree about TLS."""
+from services._runtime.exit_code import ExitCode
 
 
 class CommandError(Exception):

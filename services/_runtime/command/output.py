@@ -1,31 +1,83 @@
-"""What commands print: results on stdout, everything else on stderr, so that `--json` can be piped."""
+"""What commands print: results on stdout, everything else on stderr, so that `--json` can be piped.
+
+With `--json` an error is JSON too, and stands on stderr alone: see `errors_as_json`.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 
+from services._runtime.exit_code import ExitCode, json_error
+
 PIPE_COLUMNS: Final = 160
+
+
+@dataclass(slots=True)
+class _JsonErrors:
+    """What stderr gets while errors are JSON."""
+
+    notes: io.StringIO = field(default_factory=io.StringIO)
+    failed: bool = False
+
+
+_active: list[_JsonErrors] = []
+"""At most one: a command is one process."""
+
+
+@contextmanager
+def errors_as_json(*, wanted: bool) -> Iterator[None]:
+    """Within it `print_error` prints one JSON object, and stderr holds nothing else then.
+
+    So notes, warnings and progress wait: they are printed at the end, and dropped where there was an error.
+    """
+    if not wanted or _active:
+        yield
+        return
+    _active.append(current := _JsonErrors())
+    try:
+        yield
+    finally:
+        _active.remove(current)
+        if not current.failed:
+            sys.stderr.write(current.notes.getvalue())
+            sys.stderr.flush()
+
+
+def color_system() -> Literal["auto"] | None:
+    """For rich: None, no styles at all, where ``NO_COLOR`` is set and not empty (https://no-color.org).
+
+    Rich's own ``no_color`` leaves bold and dim.
+    """
+    return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def stdout_console() -> Console:
     """A console for results. Made when needed, so that a test's captured stdout is used. A pipe gets wide tables."""
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    return Console(soft_wrap=True, highlight=False, width=width, color_system=color_system())
 
 
 def stderr_console() -> Console:
-    """A console for progress, hints and errors."""
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+    """A console for progress, hints and errors; with `errors_as_json` they wait for the end."""
+    held = _active[0].notes if _active else None
+    return Console(file=held, stderr=True, soft_wrap=True, highlight=False, color_system=color_system())
 
 
-def print_json(value: Any, *, indent: int | None = 2) -> None:
+def print_json(value: Any, *, indent: int | None = 2, file: TextIO | None = None) -> None:
     """Write one JSON document to stdout, at once, so that a reader at the other end of a pipe sees it."""
-    sys.stdout.write(json.dumps(value, indent=indent) + "\n")
-    sys.stdout.flush()
+    out = file or sys.stdout
+    out.write(json.dumps(value, indent=indent) + "\n")
+    out.flush()
 
 
 def print_line(text: str) -> None:
@@ -44,8 +96,13 @@ def print_warning(message: str) -> None:
     stderr_console().print(f"[bold yellow]warning:[/] {escape(message)}")
 
 
-def print_error(message: str) -> None:
-    """Print an error on stderr."""
+def print_error(message: str, exit_code: int = ExitCode.FAILED) -> None:
+    """Print the error that ends the command on stderr: a sentence, or a JSON object with `errors_as_json`."""
+    if _active:
+        _active[0].failed = True
+        sys.stderr.write(json_error(message, exit_code))
+        sys.stderr.flush()
+        return
     stderr_console().print(f"[bold red]error:[/] {escape(message)}")
 
 

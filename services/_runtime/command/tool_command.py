@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from services._runtime.command.passthrough import PassthroughCommand
 from services._runtime.command.tool_parser import DESCRIBE
 from services._runtime.command.tool_shell import Tool, run_tool
+from services._runtime.exit_code import JSON_OPTION
 
 _JSON_HELP: Final = "Print JSON, one object a line."
 
@@ -101,7 +102,7 @@ def _click_command(params: list[dict[str, Any]]) -> TyperCommand:
     def taken(**_: Any) -> None: ...
 
     given = [_parameter(param) for param in params]
-    json_option = typer.Option("--json", help=_JSON_HELP)
+    json_option = typer.Option(JSON_OPTION, help=_JSON_HELP)
     given.append(
         inspect.Parameter(
             "json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, json_option]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+from services._runtime.exit_code import plain_error
+
 
 def emit(event: str, **fields: object) -> None:
     """Write one event line to standard output, at once."""
@@ -18,7 +20,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def emit_error(text: str, exit_code: int) -> int:
+def emit_error(text: str, exit_code: int, **details: object) -> int:
     """The event that ends a tool; returns the exit code."""
-    emit("error", message=text, exit_code=exit_code)
+    emit("error", **plain_error(text, exit_code), **details)
     return exit_code

@@ -23,12 +23,12 @@ from rich.table import Table
 
 from services._runtime.child_process import die_with_parent
 from services._runtime.command.errors import CommandError
-from services._runtime.command.output import print_line, stderr_console, stdout_console
+from services._runtime.command.output import errors_as_json, print_error, print_line, stderr_console, stdout_console
+from services._runtime.exit_code import JSON_OPTION
 from services._runtime.service.interpreter import isolated_command
 
 _START: Final = "services._runtime.command.tool_start"
 _TERMINATED: Final = 128
-_JSON: Final = "--json"
 _ROWS: Final = frozenset({"row", "plan", "unmeasured", "check"})
 _QUIET: Final = frozenset({"event", "stderr_tail"})
 _MAX_COLUMNS: Final = 9
@@ -68,14 +68,20 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
 
     Args:
         tool: Which one.
-        arguments: As typed; ``--json`` before a ``--`` passes its lines through unchanged.
+        arguments: As typed; ``--json`` before a ``--`` passes its lines through unchanged, and ends with a JSON
+            object on stderr where the tool has ended by an error.
 
     Raises:
         CommandError: it cannot be started.
     """
     own, separator, rest = _split(arguments)
-    as_json = _JSON in own
-    given = [one for one in own if one != _JSON] + separator + rest
+    as_json = JSON_OPTION in own
+    given = [one for one in own if one != JSON_OPTION] + separator + rest
+    with errors_as_json(wanted=as_json):
+        return _run(tool, given, as_json=as_json)
+
+
+def _run(tool: Tool, given: list[str], *, as_json: bool) -> int:
     try:
         process = subprocess.Popen(  # noqa: S603 - our own tools
             tool.command(given), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -85,9 +91,12 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
     except OSError as error:
         raise CommandError(f"{tool.name} cannot be started: {error.strerror}") from error
     with process, _forwarding_interrupts(process):
-        _render(process, tool, as_json=as_json)
+        tool_output = _render(process, tool, as_json=as_json)
         code = process.wait()
-    return code if code >= 0 else _TERMINATED - code
+    code = code if code >= 0 else _TERMINATED - code
+    if as_json and code and (message := tool_output.failure(tool.name, code)) is not None:
+        print_error(tool.renamed(message), code)
+    return code
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -120,7 +129,7 @@ def _forwarding_interrupts(process: subprocess.Popen[str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _render(process: subprocess.Popen[str], tool: Tool, *, as_json: bool) -> None:
+def _render(process: subprocess.Popen[str], tool: Tool, *, as_json: bool) -> ToolOutput:
     assert process.stdout is not None
     assert process.stderr is not None
     console = stderr_console()
@@ -137,6 +146,7 @@ def _render(process: subprocess.Popen[str], tool: Tool, *, as_json: bool) -> Non
         stderr_reader.join()
     if not as_json:
         tool_output.print_result(stdout_console())
+    return tool_output
 
 
 def _forward(stream: IO[str], tool: Tool, console: Console) -> None:
@@ -173,6 +183,8 @@ class ToolOutput:
     """For progress lines where there are no bars."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] | None = None
+    error: str | None = None
+    """The message of the event that ended it."""
     _bar: TaskID | None = None
     _printed_s: float = 0.0
 
@@ -183,8 +195,16 @@ class ToolOutput:
             self._move(event)
         elif kind == "result":
             self.result = event
+        elif kind == "error" and "exit_code" in event:
+            self.error = str(event["message"])
         elif kind in _ROWS and all(_is_scalar(value) for value in event.values()):
             self.rows.append(event)
+
+    def failure(self, name: str, code: int) -> str | None:
+        """Why a tool ended with a code other than 0; None where it has a result, which says so itself."""
+        if self.error is None and self.result is not None:
+            return None
+        return self.error or f"{name} ended with exit code {code}"
 
     def _move(self, event: dict[str, Any]) -> None:
         done = event.get("done", event.get("elapsed_s"))

@@ -6,6 +6,7 @@ import importlib
 import sys
 from typing import Final
 
+from services._runtime.exit_code import json_error, typed_json
 from services._runtime.install_hint import package_missing
 from services._runtime.service.interpreter import become, installed_services
 
@@ -30,7 +31,9 @@ def main() -> None:
 def _without_cli(missing: str, words: list[str]) -> int:
     """Output on a host without the CLI."""
     if words[:1] != ["run"]:
-        print(f"turnbuckle {' '.join(words[:1])}: {package_missing(missing, 'cli')}", file=sys.stderr)  # noqa: T201
+        text = package_missing(missing, "cli")
+        line = f"turnbuckle {' '.join(words[:1])}: {text}\n"
+        sys.stderr.write(json_error(text, EXIT_UNAVAILABLE) if typed_json(words) else line)
         return EXIT_UNAVAILABLE
     requested = words[1:] in ([], ["-h"], ["--help"])
     lines = [f"  {service.name:<12}{service.summary}" for service in installed_services().values()]

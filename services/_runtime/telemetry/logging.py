@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging as stdlib_logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, strea
     """Send all logs, libraries' included, to ``stream`` (default: standard error), one line each."""
     target = stream or sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not target.isatty())
+    colors = target.isatty() and not os.environ.get("NO_COLOR")
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -34,7 +36,7 @@ def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, strea
     renderer: list[Processor] = (
         [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer(default=str)]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+        else [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
     )
     threshold = stdlib_logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(

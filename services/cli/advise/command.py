@@ -12,8 +12,9 @@ import typer
 from schemas.codec import to_plain
 from schemas.predictions import Objective, RankReply, RankRequest
 from services._runtime.command.connection import ContextOption, ServerOption
-from services._runtime.command.errors import BadFileError, ExitCode
+from services._runtime.command.errors import BadFileError
 from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
+from services._runtime.exit_code import ExitCode
 from services.cli.advise.query import Answer, QueryOptions, ask, request_for
 
 if TYPE_CHECKING:

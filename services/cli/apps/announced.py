@@ -14,7 +14,6 @@ from services._runtime.bus.api import Bus
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
 from services._runtime.command.errors import NoPermissionError, UnavailableError
-from services._runtime.command.output import print_note
 
 _CONNECT_TIMEOUT_S: Final = 1.0
 
@@ -39,18 +38,16 @@ async def read_apps(bus: Bus) -> dict[str, AppSpec]:
     return {key: entry.message for key, entry in entries.items() if isinstance(entry.message, AppSpec)}
 
 
-def note_if_unmanaged(app: str, options: BusOptions) -> None:
-    """Print a note if the processes of an application will not be managed, or if that cannot be determined.
+def unmanaged_note(app: str, options: BusOptions) -> str | None:
+    """A note if the processes of an application will not be managed, or if that cannot be determined.
 
     A note and no refusal: applications may be announced after their processes have started.
     """
     try:
         known = asyncio.run(_announced(dataclasses.replace(options, connect_deadline_s=_CONNECT_TIMEOUT_S)))
     except (UnavailableError, NoPermissionError) as error:
-        print_note(f"whether application {app!r} is announced is not known: {error}")
-        return
-    if app not in known:
-        print_note(unmanaged_sentence(app, known))
+        return f"whether application {app!r} is announced is not known: {error}"
+    return None if app in known else unmanaged_sentence(app, known)
 
 
 def unmanaged_sentence(app: str, known: set[str]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from services._runtime.command.connection import ContextOption, ServerOption
+from services._runtime.command.output import print_json, print_note
 from services.agent.commands import MANAGED_ROOT_VARIABLE
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
@@ -16,11 +18,14 @@ Examples:
   turnbuckle exec --app shop --name web -- python -m http.server 8000
 
   turnbuckle exec --app shop --name batch --cpus 0.5 --memory 256MiB -- make -j4
+
+  turnbuckle exec --app shop --name batch --json -- make -j4 2>&1 >make.log | tail -n 1 | jq .exit_code
 """
 
 
-def exec_command(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
+def exec_command(  # noqa: PLR0913 - a command's options are its parameters
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after --.")],
+    *,
     app: Annotated[str, typer.Option("--app", help="Application whose limits it shares.")],
     name: Annotated[str, typer.Option("--name", help="Name of this container.")],
     cpus: Annotated[float | None, typer.Option("--cpus", min=0.01, help="Cores to start with.")] = None,
@@ -29,6 +34,9 @@ def exec_command(  # noqa: PLR0913, PLR0917 - a command's options are its parame
         str | None,
         typer.Option("--managed-root", envvar=MANAGED_ROOT_VARIABLE, help="As the agent of this host has."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="At the end print the outcome as one line of JSON on stderr.")
+    ] = False,
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -40,15 +48,25 @@ def exec_command(  # noqa: PLR0913, PLR0917 - a command's options are its parame
     """
     from services._host.cgroupfs import MANAGED_ROOT  # noqa: PLC0415 - quick --help
     from services._runtime.command.connection import find_server, quiet_logs  # noqa: PLC0415
-    from services.cli.apps.announced import note_if_unmanaged  # noqa: PLC0415 - as above
-    from services.cli.apps.managed_process import ManagedCommand, run_in_group, usable_layout  # noqa: PLC0415
+    from services.cli.apps import managed_process  # noqa: PLC0415 - as above
+    from services.cli.apps.announced import unmanaged_note  # noqa: PLC0415 - as above
 
     root = managed_root or MANAGED_ROOT
-    managed = ManagedCommand(app, name, tuple(command), cpus, parse_memory(memory), root)
-    layout = usable_layout()
+    managed = managed_process.ManagedCommand(app, name, tuple(command), cpus, parse_memory(memory), root)
+    layout = managed_process.usable_layout()
     quiet_logs()
-    note_if_unmanaged(app, find_server(server, context))
-    raise typer.Exit(run_in_group(layout, managed))
+    notes = [note] if (note := unmanaged_note(app, find_server(server, context))) else []
+    if notes and not as_json:
+        print_note(notes[0])
+    ended = managed_process.run_in_group(layout, managed)
+    if ended.oom_kills:
+        notes.append(killed := managed_process.killed_sentence(app, ended.oom_kills))
+        if not as_json:
+            print_note(killed)
+    if as_json:  # stdout is the command's
+        outcome = {"app": app, "name": name, "exit_code": ended.exit_code, "oom_kills": ended.oom_kills}
+        print_json(outcome | {"notes": notes}, indent=None, file=sys.stderr)
+    raise typer.Exit(ended.exit_code)
 
 
 def parse_memory(text: str | None) -> int | None:

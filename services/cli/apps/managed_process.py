@@ -24,13 +24,11 @@ from services._host.cgroupfs import (
 )
 from services._runtime.child_process import die_with_parent
 from services._runtime.command.errors import CommandError, UnavailableError, UsageError
-from services._runtime.command.output import print_note
+from services._runtime.exit_code import ExitCode
 
 FORWARDED_SIGNALS: Final = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
-COMMAND_NOT_FOUND: Final = 127
-COMMAND_NOT_EXECUTABLE: Final = 126
 _KILLED: Final = 128 + signal.SIGKILL
 _SI_KERNEL: Final = 0x80
 """The terminal sent the signal: to the whole foreground group, so the command has it already (sigaction(2))."""
@@ -52,6 +50,16 @@ class ManagedCommand:
     def quota_us(self) -> int | None:
         """The first quota per period."""
         return None if self.cpus is None else max(MIN_QUOTA_US, int(self.cpus * PERIOD_US))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command has ended."""
+
+    exit_code: int
+    """128 + n if signal n ended it."""
+    oom_kills: int = 0
+    """Tasks of its group that the kernel killed, where that ended the command."""
 
 
 def usable_layout() -> CgroupLayout:
@@ -86,8 +94,8 @@ def make_group(layout: CgroupLayout, command: ManagedCommand) -> ManagedCgroup:
         raise UnavailableError(f"{error}{advice}") from error
 
 
-def run_in_group(layout: CgroupLayout, command: ManagedCommand) -> int:
-    """Run the command to its end and return its exit code; 128 + n if signal n ended it.
+def run_in_group(layout: CgroupLayout, command: ManagedCommand) -> Ended:
+    """Run the command to its end.
 
     What it has left running in its group is killed then, as a container's processes end with its first one.
 
@@ -99,12 +107,11 @@ def run_in_group(layout: CgroupLayout, command: ManagedCommand) -> int:
     try:
         process = spawn_in_group(group, command.arguments, before)
         status = _wait_forwarding(process)
-        if status == _KILLED and (kills := oom_kills(layout, group.directory)):
-            print_note(killed_sentence(command.app, kills))
+        kills = oom_kills(layout, group.directory) if status == _KILLED else 0
     finally:
         group.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return status
+    return Ended(status, kills)
 
 
 def oom_kills(layout: CgroupLayout, directory: str) -> int:
@@ -161,11 +168,11 @@ def spawn_in_group(
             source = None if log_file is None else subprocess.DEVNULL
             return subprocess.Popen(arguments, preexec_fn=join, stdin=source, stdout=output, stderr=output)  # noqa: S603, PLW1509 - the user's own command; no threads yet
     except FileNotFoundError as error:
-        raise ManagedCommandError(f"{arguments[0]}: no such program", COMMAND_NOT_FOUND) from error
+        raise ManagedCommandError(f"{arguments[0]}: no such program", ExitCode.NOT_FOUND) from error
     except PermissionError as error:
-        raise ManagedCommandError(f"{arguments[0]}: not executable", COMMAND_NOT_EXECUTABLE) from error
+        raise ManagedCommandError(f"{arguments[0]}: not executable", ExitCode.NOT_EXECUTABLE) from error
     except OSError as error:
-        raise ManagedCommandError(f"{arguments[0]}: {error.strerror}", COMMAND_NOT_EXECUTABLE) from error
+        raise ManagedCommandError(f"{arguments[0]}: {error.strerror}", ExitCode.NOT_EXECUTABLE) from error
     except subprocess.SubprocessError as error:
         raise CommandError(
             f"the control group {group.directory} does not take the process (a real-time one? see chrt -p $$)"

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from services._runtime.command.connection import CONNECT_TIMEOUT_S, ContextOption, ServerOption, find_server, quiet_logs
-from services._runtime.command.errors import ExitCode
 from services._runtime.command.finding import Finding, Level
 from services._runtime.command.output import print_json, stdout_console
+from services._runtime.exit_code import ExitCode
 from services.cli.doctor.bus import BUS
 from services.cli.doctor.checks import run_checks
 

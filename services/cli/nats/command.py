@@ -198,6 +198,7 @@ def declare_command(
     replicas: Annotated[
         int | None, typer.Option("--replicas", min=1, max=5, help="Servers that keep each: 1, 3 or 5.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -212,8 +213,15 @@ def declare_command(
         replicas=replicas or options.replicas,
     )
     asyncio.run(_declare(wanted))
-    count = len(everything.streams) + len(everything.buckets) + len(everything.object_stores)
-    stdout_console().print(f"{count} streams, buckets and stores are there")
+    names = {
+        "streams": [one.stream_name(options.root) for one in everything.streams],
+        "buckets": [one.bucket_name(options.root) for one in everything.buckets],
+        "object_stores": [one.bucket_name(options.root) for one in everything.object_stores],
+    }
+    if as_json:
+        print_json(names)
+    else:
+        stdout_console().print(f"{sum(map(len, names.values()))} streams, buckets and stores are there")
 
 
 async def _declare(options: BusOptions) -> None:

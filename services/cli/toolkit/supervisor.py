@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from services._runtime.child_process import die_with_parent, wait_or_kill
-from services._runtime.command.errors import ExitCode, ServiceDiedError
+from services._runtime.command.errors import ServiceDiedError
+from services._runtime.exit_code import ExitCode
 from services._runtime.service.interpreter import isolated_command
 from services._runtime.service.settings import CommonSettings
 

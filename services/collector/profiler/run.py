@@ -7,7 +7,7 @@ Standard output has one JSON object a line:
 - ``stopping``: why
 - ``row``: a worker with its means, at the end
 - ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, published
-- ``error``: message, exit_code; of a worker that died also worker, worker_exit_code, stderr_tail
+- ``error``: message, exit_code, kind; of a worker that died also worker, worker_exit_code, stderr_tail
 
 Exit codes: 0; 64 a wrong command line; 65 the command failed, or ran for less than ten samples; 69 no root, no control
 groups; 130 interrupted (the profile is kept if it has ten samples).
@@ -28,7 +28,7 @@ from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
 from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus
-from services._runtime.command.tool_events import emit, say
+from services._runtime.command.tool_events import emit, emit_error, say
 from services.collector.profiler.options import LocalRunPlan, parse
 from services.collector.profiler.rate import Rate, rate_of, whole_run_of
 from services.collector.profiler.rate_text import rate_sentence
@@ -149,8 +149,7 @@ def _refuse(run: LocalRun, profile: RunProfile, samples: int) -> int:
         return _emit_death(run.dead_worker, f"{profile.reason} after {profile.duration_s:.1f} s: {few}")
     if run.end is RunEnd.INTERRUPTED:
         say(f"interrupted after {profile.duration_s:.1f} s: {few}")
-        emit("error", message=f"interrupted: {few}", exit_code=EXIT_INTERRUPTED)
-        return EXIT_INTERRUPTED
+        return emit_error(f"interrupted: {few}", EXIT_INTERRUPTED)
     raise BadDataError(
         f"the run ended after {profile.duration_s:.1f} s: {few}. Let it train longer, or sample more often (--interval)"
     )
@@ -191,8 +190,7 @@ def _emit_death(worker: Worker, message: str) -> int:
     for line in lines or ["(nothing)"]:
         say(f"  {line}")
     details = {"worker": worker.name, "worker_exit_code": worker.exit_code, "stderr_tail": lines}
-    emit("error", message=message, exit_code=EXIT_DATA, **details)
-    return EXIT_DATA
+    return emit_error(message, EXIT_DATA, **details)
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -16,6 +17,9 @@ from services._runtime.command.output import print_json, print_note, stdout_cons
 from services.fabric.model import Bfd
 from services.fabric.testbed.faults import Direction, Fault, FaultKind, alternating, repeated
 from services.fabric.testbed.topology import LabSettings
+
+if TYPE_CHECKING:
+    from services.fabric.testbed.schedule import Occurrence
 
 lab_app = typer.Typer(
     no_args_is_help=True,
@@ -171,6 +175,7 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
     times: Annotated[int | None, typer.Option("--times", min=1, help="How often; else until Ctrl-C.")] = None,
     alternate: Annotated[bool, typer.Option("--alternate", help="At both switches in turn.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Restore KIND there, or without KIND everything.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Break something at the switches, for a while or until --restore.
 
@@ -188,6 +193,7 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
         raise typer.BadParameter("must be longer than --for", param_hint="--every")
     lab = Lab.attach(prefix)
     fault = None if kind is None else Fault(kind=kind, host=host, switch=switch, direction=direction)
+    occurrences: list[Occurrence] = []
     try:
         if restore or fault is None:
             lab.restore(fault)
@@ -195,9 +201,12 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
             lab.inject(fault)
         else:
             timing = FaultTiming(seconds, (every or 2 * seconds) - seconds, 0.0, times if again else 1)
-            _run_schedule(lab, alternating(fault) if alternate else repeated(fault), timing)
+            occurrences = _run_schedule(lab, alternating(fault) if alternate else repeated(fault), timing)
     except ValueError as error:
         raise CommandError(str(error)) from error
+    if as_json:
+        ended = [{**asdict(one), "fault": str(one.fault)} for one in occurrences]
+        print_json({"in_force": [str(one) for one in lab.faults], "occurrences": ended})
 
 
 def meter_command(  # noqa: PLR0913 - a command's options are its parameters
@@ -243,7 +252,7 @@ def _settings(given: dict[str, Any], bfd: str) -> LabSettings:
         raise typer.BadParameter(str(error), param_hint="--bfd") from error
 
 
-def _run_schedule(lab: Any, series: Iterator[Fault], timing: Any) -> None:
+def _run_schedule(lab: Any, series: Iterator[Fault], timing: Any) -> list[Occurrence]:
     from services.fabric.testbed.schedule import FaultSchedule  # noqa: PLC0415 - quick --help
 
     schedule = FaultSchedule(lab, series, timing, print_note)
@@ -252,6 +261,7 @@ def _run_schedule(lab: Any, series: Iterator[Fault], timing: Any) -> None:
             signal.signal(number, lambda *_: schedule.stop())
     schedule.run()
     print_note(f"{len(schedule.occurrences)} faults, all restored")
+    return schedule.occurrences
 
 
 for _name, _command, _examples in (

@@ -50,6 +50,8 @@ class Case:
 SMALL: Final = Limits(0.3, 256)
 LARGE: Final = Limits(4.0, 2048)
 SMALL_CPU: Final = Limits(0.3, 2048)
+FLOOR: Final = Limits(3.0, 2048)
+"""What an idle container keeps with `container_min_cpu: 3` and `container_min_memory: 2GiB`."""
 
 
 def cases(java: Sequence[str], go: Sequence[str]) -> tuple[Case, ...]:
@@ -64,9 +66,11 @@ def cases(java: Sequence[str], go: Sequence[str]) -> tuple[Case, ...]:
     return (
         Case("Java, started small", tuple(java), (SMALL, LARGE)),
         Case("Java, started large", tuple(java), (LARGE, SMALL_CPU, LARGE)),
+        Case("Java, a floor of 3 cores and 2 GiB", tuple(java), (FLOOR, LARGE, FLOOR)),
         Case("Java, -XX:ActiveProcessorCount=4 -Xmx1g", pinned, (SMALL, LARGE)),
         Case("Go, started small", tuple(go), (SMALL, LARGE)),
         Case("Go, started large", tuple(go), (LARGE, SMALL_CPU, LARGE)),
+        Case("Go, a floor of 3 cores and 2 GiB", tuple(go), (FLOOR, LARGE, FLOOR)),
         Case("Go, GOMAXPROCS=4", tuple(go), (SMALL, LARGE), (("GOMAXPROCS", "4"),)),
     )
 

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,11 +54,12 @@ def versions(java_home: Path, go: str) -> dict[str, str]:
 
 def on_this_machine(java: Sequence[str], go: Sequence[str], work: Path) -> dict[str, Any]:
     """The record of `cases.main`, run here."""
+    machine = this_machine()
     out = work / "here.json"
     options = ["--java", shlex.join(java), "--go", shlex.join(go), "--out", str(out)]
     subprocess.run([sys.executable, "-m", "tests.bench.runtimes.cases", *options], check=True)
     record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return record | {"machine": this_machine().as_dict()}
+    return record | {"machine": machine.as_dict(), "machine_line": machine.line}
 
 
 def in_emulated_machine(java: Sequence[str], go: Sequence[str], work: Path) -> dict[str, Any]:
@@ -66,6 +69,7 @@ def in_emulated_machine(java: Sequence[str], go: Sequence[str], work: Path) -> d
         MachineError: it cannot be built, or it hangs.
         RuntimeError: the cases failed; the message holds their output.
     """
+    line = f"{EMULATED_CORES} processors, emulated by QEMU on {this_machine().line}"
     machine = RunningMachine(build(work), work / "machine", cores=EMULATED_CORES)
     try:
         command = (
@@ -76,29 +80,59 @@ def in_emulated_machine(java: Sequence[str], go: Sequence[str], work: Path) -> d
         if ended.exit_code:
             raise RuntimeError(f"exit code {ended.exit_code}\n{ended.output[-4000:]}")
         record: dict[str, Any] = json.loads((ended.directory / "record.json").read_text(encoding="utf-8"))
-        return record | {"emulated": True}
+        return record | {"emulated": True, "machine_line": line}
     finally:
         machine.kill()
 
 
-def table(record: dict[str, Any]) -> str:
-    """For people."""
-    lines = [record["versions"]["java"], record["versions"]["go"]]
-    for part in record["parts"]:
-        kind = "emulated, cgroup v2" if part.get("emulated") else part["machine"]["cgroups"]
-        lines += ["", f"{part['cores']} processors, {kind}"]
-        lines += [
-            f"{'case':<42} {'limits':<20} {'processors':>10} {'heap, MiB':>10} {'pool':>5} {'after, s':>9}  collector"
-        ]
-        for row in part["rows"]:
-            heap = row["heap_limit_bytes"] / (1 << 20)
-            lines.append(
-                f"{row['case']:<42} {row['limits']:<20} {row['processors']:>10} "
-                f"{f'{heap:.0f}' if heap < 1 << 40 else 'none':>10} {row.get('pool_threads', '-'):>5} "
-                f"{'-' if row['followed_after_s'] is None else format(row['followed_after_s'], '.1f'):>9}  "
-                f"{row.get('collectors', '-')}"
-            )
-    return "\n".join(lines)
+def page_tables(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A table of each part, cell by cell, as `scripts.generate_figures --take` keeps them."""
+    java, go = record["versions"]["java"].split()[1], record["versions"]["go"].split()[2].removeprefix("go")
+    return {"emulated" if part.get("emulated") else "here": _page_table(part, java, go) for part in record["parts"]}
+
+
+def _page_table(part: dict[str, Any], java: str, go: str) -> dict[str, Any]:
+    where = "emulated, cgroup v2" if part.get("emulated") else part["machine"]["cgroups"]
+    head = f"{part['cores']} processors ({where}), Java {java}, Go {go}"
+    columns = [head, "limits", "processors", "heap limit, MiB", "pool threads", "collector", "followed after, s"]
+    cases = [list(rows) for _, rows in groupby(part["rows"], key=itemgetter("case"))]
+    return {"machine": part["machine_line"], "columns": columns, "rows": [_cells(rows) for rows in cases]}
+
+
+def _cells(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A case as a row: what it had one after another with arrows, what stayed once."""
+    return [
+        rows[0]["case"],
+        _in_turn([row["limits"] for row in rows]),
+        _in_turn([str(row["processors"]) for row in rows]),
+        _in_turn([_heap(row["heap_limit_bytes"]) for row in rows]),
+        _in_turn([str(row.get("pool_threads", "")) for row in rows]),
+        _in_turn([_collector(row.get("collectors", "")) for row in rows]),
+        ", ".join(f"{row['followed_after_s']:.1f}" for row in rows if row["followed_after_s"] is not None),
+    ]
+
+
+def _in_turn(values: Sequence[str]) -> str:
+    return values[0] if len(set(values)) == 1 else " → ".join(values)
+
+
+def _heap(limit_bytes: int) -> str:
+    return str(limit_bytes >> 20) if limit_bytes < 1 << 40 else "none"
+
+
+def _collector(beans: str) -> str:
+    """Of the beans' names; the serial one calls its own ``Copy`` and ``MarkSweepCompact``."""
+    return "serial" if beans.startswith("Copy") else beans.split(" ", maxsplit=1)[0]
+
+
+def text_of(tables: dict[str, dict[str, Any]]) -> str:
+    """For people: the columns as wide as their longest cell."""
+    lines = []
+    for one in tables.values():
+        rows = [one["columns"], *one["rows"]]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
+    return "\n".join(lines[1:])
 
 
 def main() -> int:
@@ -126,8 +160,9 @@ def main() -> int:
         elif not options.quick:
             say(f"in an emulated machine with {EMULATED_CORES} processors")
             parts.append(in_emulated_machine(java, go, work))
-    record = {"versions": versions(options.java_home, options.go), "parts": parts}
-    tell(table(record), record, [write_record(record, OUTPUT / "runtimes.json")], as_json=options.json)
+    record: dict[str, Any] = {"versions": versions(options.java_home, options.go), "parts": parts}
+    record["tables"] = page_tables(record)
+    tell(text_of(record["tables"]), record, [write_record(record, OUTPUT / "runtimes.json")], as_json=options.json)
     return 0
 
 

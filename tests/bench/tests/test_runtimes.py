@@ -8,7 +8,7 @@ import pytest
 
 from tests.bench.runtimes import cases
 from tests.bench.runtimes.cases import Limits, Probe, write_limits
-from tests.bench.runtimes.run import table
+from tests.bench.runtimes.run import page_tables, text_of
 
 
 def _probe(tmp_path: Path, script: str) -> Probe:
@@ -58,13 +58,51 @@ def test_limits_are_written_as_the_version_has_them(tmp_path: Path, version: int
         }
 
 
-def test_the_table_names_no_heap_limit_and_no_change() -> None:
-    row = {
-        "case": "Go",
-        "limits": "4 cores",
-        "followed_after_s": None,
-        "processors": 4,
-        "heap_limit_bytes": (1 << 63) - 1,
-    }
-    text = table({"versions": {"java": "J", "go": "G"}, "parts": [{"cores": 8, "emulated": True, "rows": [row]}]})
-    assert text.splitlines()[-1].split() == ["Go", "4", "cores", "4", "none", "-", "-", "-"]
+def _row(case: str, limits: str, processors: int, followed_after_s: float | None, **more: object) -> dict[str, object]:
+    no_heap_limit = {"heap_limit_bytes": (1 << 63) - 1}
+    fixed = {"case": case, "limits": limits, "processors": processors, "followed_after_s": followed_after_s}
+    return no_heap_limit | fixed | more
+
+
+SERIAL = {"heap_limit_bytes": 121 << 20, "pool_threads": 1, "collectors": "Copy, MarkSweepCompact"}
+RECORD = {
+    "versions": {"java": "openjdk 17.0.15 2025-04-15", "go": "go version go1.27.3 linux/amd64"},
+    "parts": [
+        {
+            "cores": 8,
+            "emulated": True,
+            "machine_line": "8 processors, emulated",
+            "rows": [
+                _row("Go", "4 cores", 4, None),
+                _row("Go", "3 cores", 3, 1.24),
+                _row("Java", "0.3 cores", 1, None, **SERIAL),
+                _row("Java", "4 cores", 1, None, **SERIAL),
+            ],
+        }
+    ],
+}
+
+
+def test_a_case_is_a_row_with_what_changed_and_what_stayed() -> None:
+    found = page_tables(RECORD)["emulated"]
+
+    assert found["machine"] == "8 processors, emulated"
+    assert found["columns"][0] == "8 processors (emulated, cgroup v2), Java 17.0.15, Go 1.27.3"
+    assert found["rows"] == [
+        ["Go", "4 cores → 3 cores", "4 → 3", "none", "", "", "1.2"],
+        ["Java", "0.3 cores → 4 cores", "1", "121", "1", "serial", ""],
+    ]
+
+
+def test_the_text_has_columns_as_wide_as_their_cells() -> None:
+    lines = text_of({"here": {"columns": ["a", "long name"], "rows": [["wide cell", "1"], ["b", ""]]}}).splitlines()
+
+    assert lines == ["a          long name", "wide cell  1", "b"]
+
+
+def test_a_floor_is_among_the_cases() -> None:
+    """With the limits of an idle container, before and after others."""
+    floors = [case for case in cases.cases(["java", "Probe"], ["probe"]) if cases.FLOOR in case.limits]
+
+    assert [case.name.partition(",")[0] for case in floors] == ["Java", "Go"]
+    assert all(case.limits[0] == case.limits[-1] == cases.FLOOR for case in floors)

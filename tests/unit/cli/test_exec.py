@@ -12,7 +12,7 @@ from services._runtime.bus.api import CredentialsRefusedError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.command.connection import find_server
 from services._runtime.command.errors import UsageError
-from services.cli.apps.announced import note_if_unmanaged, unmanaged_sentence
+from services.cli.apps.announced import unmanaged_note, unmanaged_sentence
 from services.cli.apps.managed_process import ManagedCommand, killed_sentence, make_group, oom_kills
 from services.cli.main import app
 from services.cli.toolkit.supervisor import free_port
@@ -45,26 +45,25 @@ def test_an_application_that_nobody_announced_is_told_with_what_was_meant() -> N
     assert "turnbuckle apply" in said
 
 
-def test_no_bus_is_told_and_stops_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bus_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NATS_CONTEXT", raising=False)
-    note_if_unmanaged("shop", find_server(f"nats://127.0.0.1:{free_port()}", None))
+    said = unmanaged_note("shop", find_server(f"nats://127.0.0.1:{free_port()}", None))
 
-    assert capsys.readouterr().err.startswith("whether application 'shop' is announced is not known: ")
+    assert str(said).startswith("whether application 'shop' is announced is not known: ")
 
 
-def test_a_refused_key_is_told_and_stops_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_key_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command needs no bus: whoever starts a process on a host may have no key."""
 
     async def refuse(*_: object, **__: object) -> NatsBus:
         raise CredentialsRefusedError("the NATS server at tls://bus:4222 refuses the credentials")
 
     monkeypatch.setattr(NatsBus, "connect", refuse)
-    note_if_unmanaged("shop", find_server("tls://bus:4222", None))
+    said = unmanaged_note("shop", find_server("tls://bus:4222", None))
 
-    said = capsys.readouterr().err
-    assert said.startswith("whether application 'shop' is announced is not known: the NATS server at tls://bus:4222 ")
+    assert str(said).startswith(
+        "whether application 'shop' is announced is not known: the NATS server at tls://bus:4222 "
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._runtime.command.errors import ExitCode
+from services._runtime.exit_code import ExitCode
 from services.cli.main import app
 from services.fabric.testbed import frr_daemons, state_file
 

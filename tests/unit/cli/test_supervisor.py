@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.command.errors import ExitCode, ServiceDiedError
+from services._runtime.command.errors import ServiceDiedError
+from services._runtime.exit_code import ExitCode
 from services.cli.toolkit.supervisor import Supervisor
 
 SERVE = """

@@ -103,6 +103,19 @@ def test_console_lines() -> None:
     assert "answer=42" in stream.getvalue()
 
 
+@pytest.mark.parametrize(("value", "is_styled"), [("", True), ("1", False)])
+def test_console_lines_have_no_style_with_no_color(
+    value: str, is_styled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", value)
+    setup_logging("agent", level="debug", log_format="console", stream=stream)
+    get_logger("bus").debug("hello")
+
+    assert ("\x1b[" in stream.getvalue()) == is_styled
+
+
 def test_limiter_counts_what_it_holds_back() -> None:
     now = [0.0]
     limiter = LogLimiter(lambda: now[0])

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.command.errors import BadFileError, ExitCode
+from services._runtime.command.errors import BadFileError
+from services._runtime.exit_code import ExitCode
 from services.fabric.host_file import load_host_file, parse_host_file
 from services.fabric.model import HostFile
 
