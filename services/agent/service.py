@@ -16,7 +16,6 @@ from schemas.queries import QueryError
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._host.scheduling import become_realtime, request_short_slices
 from services._runtime.bus.api import BusError, Delivery, Subscription
-from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services.agent.backend import Backend, build_backend, node_memory_budget
@@ -37,7 +36,7 @@ from services.agent.ports import (
     SourceAnswered,
 )
 from services.agent.registration import NodeName, node_info, serve_node
-from services.agent.sampling.ticker import ThrottlePoller, Ticker
+from services.agent.sampling.ticker import ThrottlePoller, Ticker, publish_early
 from services.agent.settings import AgentSettings
 
 HEARTBEAT_S = 5.0
@@ -88,7 +87,7 @@ class Agent:
         settings = self._settings
         self._backend = backend = build_backend(settings, self._clock)
         host = backend.host
-        now_ns = self._now_ns()
+        now_ns = self._clock.monotonic_ns()
         deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in backend.source_timeouts_s.items()}
         budget = node_memory_budget(settings, host.memory_bytes)
         reassert = settings.on_drift == "reassert"
@@ -107,7 +106,7 @@ class Agent:
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {source}")
         if backend.select_pods is not None:
             self._runtime.spawn(follow_selectors(self._bus, self._clock, backend.select_pods), name="pod selectors")
-        poll = partial(self._poll, node)
+        poll = partial(publish_early, node.sampler.poll, self._publish_batch, self._clock)
         self._throttle_poller = ThrottlePoller(self._clock, host, poll, settings.throttle_polls_per_period)
         self._runtime.spawn(
             self._ticker.run(partial(self._sample, node), poll, settings.throttle_polls_per_period), name="sampling"
@@ -149,7 +148,7 @@ class Agent:
 
     async def _release(self, node: Node, memory: MemoryLoop) -> None:
         memory.stop()
-        released = node.lifecycle.release_all(self._now_ns())
+        released = node.lifecycle.release_all(self._clock.monotonic_ns())
         memory.stop_watchdog()
         memory.publish_events()
         for removed in released:
@@ -170,16 +169,11 @@ class Agent:
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
-    def _poll(self, node: Node) -> None:
-        """Between two samples: publish containers that have just been throttled."""
-        for batch in node.sampler.poll(self._clock.time_ns()):
-            self._publish_batch(batch)
-
     def _sample(self, node: Node) -> bool:
         if self._memory is not None:
             self._memory.heartbeat()
         wall_ns = self._clock.time_ns()
-        now_ns = self._now_ns()
+        now_ns = self._clock.monotonic_ns()
         snapshot, vanished = node.sampler.read(now_ns)
         gone = [node.lifecycle.remove(container_id, now_ns) for container_id in vanished]
         batches = node.sampler.sample(snapshot, now_ns, wall_ns)
@@ -193,7 +187,7 @@ class Agent:
             self._empty_apps[app] -= 1
             if not self._empty_apps[app]:
                 del self._empty_apps[app]
-        node.sampler.read_back(self._now_ns())
+        node.sampler.read_back(self._clock.monotonic_ns())
         self._flush()
         self._log_inventory(node)
         self._sampling = True
@@ -224,7 +218,7 @@ class Agent:
 
     async def _apply_rows(self, node: Node, update: LimitUpdate) -> LimitReply:
         settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
-        node.limits.apply(update, self._now_ns(), settled.set_result)
+        node.limits.apply(update, self._clock.monotonic_ns(), settled.set_result)
         if self._specs is not None:
             self._specs.count_rejections()
         self._flush()
@@ -245,7 +239,7 @@ class Agent:
 
     def _write_decreases(self, node: Node) -> None:
         try:
-            node.limits.poll_decreases(self._now_ns())
+            node.limits.poll_decreases(self._clock.monotonic_ns())
         finally:
             self._schedule_decreases(node)
 
@@ -260,17 +254,17 @@ class Agent:
                 self._adopt(change, node.lifecycle.found)
             case GoneContainer():
                 self._events.forget_rejection(change.container_id)
-                if (removed := node.lifecycle.remove(change.container_id, self._now_ns())) is not None:
+                if (removed := node.lifecycle.remove(change.container_id, self._clock.monotonic_ns())) is not None:
                     self._exited(node, removed)
             case RejectedContainer():
                 self._events.reject(change)
             case SourceAnswered():
-                for removed in node.lifecycle.source_answered(change, self._now_ns()):
+                for removed in node.lifecycle.source_answered(change, self._clock.monotonic_ns()):
                     self._exited(node, removed)
 
     def _adopt(self, found: FoundContainer, begin: Callable[[FoundContainer, int], str | None]) -> None:
         try:
-            key = begin(found, self._now_ns())
+            key = begin(found, self._clock.monotonic_ns())
         except HostFullError as error:
             self._reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
             return
@@ -317,7 +311,7 @@ class Agent:
 
     def _log_inventory(self, node: Node) -> None:
         """Log which sources have not answered, and that the last of them has, or has timed out."""
-        for source in node.containers.inventory.expire(self._now_ns()):
+        for source in node.containers.inventory.expire(self._clock.monotonic_ns()):
             self._log.warning(
                 "container_source_unresponsive", source=str(source), remedy="its containers are managed once it answers"
             )
@@ -371,6 +365,3 @@ class Agent:
             self._log.warning(
                 "scheduling_refused", realtime_priority=priority, error=reason, remedy="run as root, or set 0"
             )
-
-    def _now_ns(self) -> int:
-        return monotonic_ns(self._clock)

@@ -13,6 +13,7 @@ from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS, Subject, Subje
 from services._runtime.bus.api import Bus, BusError, Delivery, Responder, Subscription
 from services._runtime.service.app import Runtime
 from services.allocator.cycle import AllocationCycle
+from services.allocator.leases.lease_manager import LeaseManager
 from services.allocator.settings import AllocatorSettings
 from services.allocator.state.budget import StepTime
 
@@ -111,7 +112,7 @@ class UpdateSender:
         allocation: AllocationCycle,
         time: Callable[[], StepTime],
         on_reply: Callable[[], None],
-        may_send: Callable[[], bool],
+        leases: LeaseManager,
     ) -> None:
         """Deliver for one replica.
 
@@ -120,7 +121,7 @@ class UpdateSender:
             allocation: that made the updates.
             time: current time.
             on_reply: called soon after replies, once for those that come close together.
-            may_send: whether this replica may still act as an owner; checked when an update goes out.
+            leases: say whether this replica may still act as an owner; asked when an update goes out.
         """
         self.sent = 0
         self.lost = 0
@@ -128,7 +129,7 @@ class UpdateSender:
         self._allocation = allocation
         self._step_time = time
         self._on_reply = on_reply
-        self._may_send = may_send
+        self._leases = leases
         self._outstanding = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -146,7 +147,7 @@ class UpdateSender:
     async def _deliver(self, update: LimitUpdate) -> None:
         reply = None
         try:
-            if self._may_send():  # else an update decided before SIGSTOP could go out after it
+            if self._leases.may_decide(self._runtime.clock.monotonic()):  # else an update decided before SIGSTOP could go out after it
                 reply = await self._request(_update_subject(self._runtime.bus.root, update.node), update)
         except BusError as error:
             self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))

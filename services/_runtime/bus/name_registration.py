@@ -21,7 +21,7 @@ from schemas.containers import NodeInfo
 from schemas.network import ReconcilerInfo
 from schemas.streams import BucketSpec
 from schemas.subjects import token
-from services._runtime.bus.api import Bus, Entry, KeyValue, NotPermittedError, RevisionConflictError
+from services._runtime.bus.api import Bus, Entry, NotPermittedError, RevisionConflictError
 from services._runtime.bus.random_tokens import random_token
 from services._runtime.clock import Clock
 from services._runtime.file_lock import try_flock
@@ -101,8 +101,8 @@ class Registration:
     """A process' registration under a name. Call `hold` periodically; valid once that returned True."""
 
     def __init__(self, bus: Bus, spec: BucketSpec, name: str, clock: Clock) -> None:
-        self._bus = bus
-        self._spec = spec
+        self._bucket = bus.bucket(spec)
+        self._ttl_s = spec.ttl_s or _WITHOUT_TTL_S
         self._name = name
         self._clock = clock
         self._revision = 0
@@ -121,18 +121,17 @@ class Registration:
             NameTakenError: it is alive; or this one had expired and another process took the name.
             BusError: the bucket cannot be read or written.
         """
-        bucket = self._bus.bucket(self._spec)
         if self._revision:
             with suppress(RevisionConflictError):
-                self._revision = await bucket.update(self._name, info, self._revision)
+                self._revision = await self._bucket.update(self._name, info, self._revision)
                 return True
-        return await self._claim(bucket, info)
+        return await self._claim(info)
 
-    async def _claim(self, bucket: KeyValue, info: Registered) -> bool:
-        found = _found(await bucket.get(self._name))
+    async def _claim(self, info: Registered) -> bool:
+        found = _found(await self._bucket.get(self._name))
         now_s = self._clock.monotonic()
         own = Owner(info.holder, info.incarnation)
-        claim = decide_claim(found, own, self._watched, (now_s, self._spec.ttl_s or _WITHOUT_TTL_S))
+        claim = decide_claim(found, own, self._watched, (now_s, self._ttl_s))
         if claim is Claim.WAIT and self._revision:
             claim = Claim.REFUSED  # this one expired while the process was paused or disconnected
         if claim is Claim.REFUSED:
@@ -147,9 +146,9 @@ class Registration:
             return False
         try:
             if found is None:
-                self._revision = await bucket.create(self._name, info)
+                self._revision = await self._bucket.create(self._name, info)
             else:
-                self._revision = await bucket.update(self._name, info, found.revision)
+                self._revision = await self._bucket.update(self._name, info, found.revision)
         except RevisionConflictError:
             return False  # lost a race: the next attempt reads the winner
         self._contested, self._watched = False, None
@@ -164,7 +163,7 @@ class Registration:
         revision, self._revision = self._revision, 0
         if revision:
             with suppress(RevisionConflictError):
-                await self._bus.bucket(self._spec).delete(self._name, revision=revision)
+                await self._bucket.delete(self._name, revision=revision)
 
 
 def log_not_permitted(log: Logger, limiter: LogLimiter, error: NotPermittedError) -> None:
