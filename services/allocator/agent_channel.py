@@ -147,7 +147,8 @@ class UpdateSender:
     async def _deliver(self, update: LimitUpdate) -> None:
         reply = None
         try:
-            if self._leases.may_decide(self._runtime.clock.monotonic()):  # else an update decided before SIGSTOP could go out after it
+            # Else an update decided before SIGSTOP could go out after it.
+            if self._leases.may_decide(self._runtime.clock.monotonic()):
                 reply = await self._request(_update_subject(self._runtime.bus.root, update.node), update)
         except BusError as error:
             self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))

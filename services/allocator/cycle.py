@@ -92,6 +92,8 @@ class AllocationCycle:
             cpu.CpuPolicy(waterfill.WaterfillState(0), waterfill.step), cpu.CpuPolicy(escra.EscraState(0), escra.step)
         )
         self.memory = memory.MemoryPipeline()
+        self._slot_capacity = 0
+        """Slots that the pipelines have estimates for."""
         self._table: AppTable | None = None
         self._reasons = (Reasons.none(0), Reasons.none(0))
         self._pending = PendingCapacity(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -168,7 +170,9 @@ class AllocationCycle:
     def record_reply(self, reply: LimitReply, update: LimitUpdate, time: StepTime) -> None:
         """Record what an agent applied and now holds; `redistribute` then assigns what came free."""
         ours = [app for app in update.apps if self.epoch_of(app) == update.epoch]
-        self.inventory.record_fence_reply(self.cluster, reply, () if update.row_count else ours)
+        is_fence = not update.row_count
+        if is_fence:
+            self.inventory.record_fence_reply(self.cluster, reply, ours)
         node = self.cluster.node_index(reply.node)
         if node is None or self.cluster.nodes[node].incarnation != reply.incarnation or reply.rejection is not None:
             return
@@ -181,9 +185,8 @@ class AllocationCycle:
         self.cluster.fence_acknowledged(node, ours, reply.report_seq)
         found = self.cluster.find_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)
-        quota_us, limit_bytes, limit_update_seq = (
-            reply.column(name) for name in ("quota_us", "limit_bytes", "limit_update_seq")
-        )
+        quota_us, limit_bytes = reply.column("quota_us"), reply.column("limit_bytes")
+        limit_update_seq, status = reply.column("limit_update_seq"), reply.column("status")
         sane = valid_rows(
             ("quota_us", "memory_limit_bytes", "limit_update_seq"), np.array((quota_us, limit_bytes, limit_update_seq))
         )
@@ -199,10 +202,10 @@ class AllocationCycle:
             np.zeros(len(index), dtype=np.bool_),
         )
         ack(self.cluster.rows, report, time.now_ns)
-        self._resync(index[_IS_LOST[reply.column("status")[known]]], reply.seq)
+        self._resync(index[_IS_LOST[status[known]]], reply.seq)
         if reply.inventory_complete:
             self.cluster.ack_reserves(reply, node)
-            if not update.row_count:
+            if is_fence:
                 self.cluster.drop_unreported(node, ours, found)
 
     def record_timeout(self, update: LimitUpdate) -> None:
@@ -497,9 +500,13 @@ class AllocationCycle:
 
     def _follow_slots(self) -> None:
         """Estimates follow the containers that were added and removed since the last step."""
+        capacity = self.cluster.slot_capacity
+        if capacity == self._slot_capacity and not self.cluster.released_slots:
+            return
+        self._slot_capacity = capacity
         released = np.array(self.cluster.drain_released_slots(), dtype=np.int64)
         for pipeline in (self.cpu, self.memory):
-            pipeline.follow(max(self.cluster.slot_capacity, 1), released)
+            pipeline.follow(capacity, released)
 
     def _follow_rows(self) -> None:
         """Reasons and pending capacity follow rows and applications added or removed since the last step."""

@@ -50,9 +50,7 @@ class Allocator:
         self._allocation = allocation = AllocationCycle(int(self._settings.warm_up_s * 1e9))
         self._membership = Membership(runtime, Callbacks(self._acquire, self._release))
         self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, lambda: allocation.cluster.group_count)
-        self._sender = UpdateSender(
-            runtime, allocation, self._step_time, self._after_replies, self._membership.leases
-        )
+        self._sender = UpdateSender(runtime, allocation, self._step_time, self._after_replies, self._membership.leases)
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
         self._queries = Queries(allocation, self._membership, self._clock, self._history)
         self._subscriptions: list[Subscription] = []
@@ -159,9 +157,10 @@ class Allocator:
         if not self._may_decide():  # stopped (SIGSTOP, starved) meanwhile: a successor may have taken over
             return
         for decisions in outcome.decisions:
-            self.changes += decisions.row_count
+            changes = decisions.row_count
+            self.changes += changes
             self._bus.publish(_decisions_subject(self._bus.root, decisions.app), decisions)
-            if decisions.row_count:
+            if changes:
                 self._history[decisions.app].append(decisions)
         for refusal in outcome.refusals:
             self._publish_refusal(refusal)

@@ -17,9 +17,7 @@ from services.agent.ports import Host, ThrottleNotifier
 PERIOD_S = PERIOD_US / 1e6
 
 
-def publish_early(
-    poll: Callable[[int], Iterable[CfsBatch]], publish: Callable[[CfsBatch], None], clock: Clock
-) -> None:
+def publish_early(poll: Callable[[int], Iterable[CfsBatch]], publish: Callable[[CfsBatch], None], clock: Clock) -> None:
     """Between two samples: publish what a poll at this time (wall clock, ns) brings; mostly nothing."""
     for batch in poll(clock.time_ns()):
         publish(batch)

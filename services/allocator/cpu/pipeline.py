@@ -24,15 +24,13 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.apps import PERIOD_US
-from schemas.reasons import Reason
 from services.allocator.columns import (
     UNLIMITED,
     AppIndex,
@@ -113,25 +111,17 @@ class CpuView:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuTargets:
-    """Quotas that the policy wants, with reasons, shape N. Where nothing changes the target is `ordered_us`."""
+class CpuTargets(Reasons):
+    """Quotas that the policy wants, with reasons, shape N; a reason exactly where the target is not `ordered_us`."""
 
     target_us: Ints
-    reason: NDArray[np.uint8]
-    """`schemas.reasons.Reason`; NONE exactly where the target equals `ordered_us`."""
-    measured: Floats
-    threshold: Floats
-
-    def give(self, rows: Bools, reason: Reason, measured: Ints | Floats, threshold: Ints) -> None:
-        """Set the reason of the flagged rows, in place; all arguments of shape N."""
-        i = np.flatnonzero(rows)
-        self.reason[i], self.measured[i], self.threshold[i] = reason, measured[i], threshold[i]
 
 
-def unchanged(target_us: Ints) -> CpuTargets:
-    """Targets to which no reason has been given yet."""
-    count = len(target_us)
-    return CpuTargets(target_us, np.zeros(count, np.uint8), np.zeros(count), np.zeros(count))
+class CpuStep(Protocol):
+    """A policy's function."""
+
+    def __call__(self, state: Any, view: CpuView) -> tuple[CpuTargets, Any]:
+        """From what the slots of a view's rows hold, and the view: targets, and what the slots hold afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +129,7 @@ class CpuPolicy:
     """A policy with its estimates per container."""
 
     state: SlotArrays
-    step: Callable[[Any, CpuView], tuple[CpuTargets, Any]]
-    """What the slots of a view's rows hold, and the view: targets, and what the slots hold afterwards."""
-
-    def decide(self, view: CpuView, slots: Ints) -> CpuTargets:
-        """Targets from what the slots hold, which then hold the new state; slots: of every row, distinct, shape N."""
-        targets, after = self.step(self.state.take(slots), view)
-        self.state.put(slots, after)
-        return targets
+    step: CpuStep
 
 
 class CpuPipeline:
@@ -175,7 +158,8 @@ class CpuPipeline:
         for chosen, policy in ((decidable & by_waterfill, self.waterfill), (decidable & ~by_waterfill, self.escra)):
             index = np.flatnonzero(chosen)
             if len(index):
-                result = policy.decide(cpu_view(context, index, budget), rows.slot[index])
+                step = partial(policy.step, view=cpu_view(context, index, budget))
+                result = policy.state.decide(rows.slot[index], step)
                 targets[index] = result.target_us
                 reasons.copy_from(index, result)
         return targets

@@ -34,10 +34,10 @@ Over.    Where the ordered limits exceed the application's (it was lowered): the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.reasons import Reason
 from services.allocator.columns import (
@@ -47,7 +47,6 @@ from services.allocator.columns import (
     AppIndex,
     BoolArray,
     Bools,
-    Floats,
     IntArray,
     Ints,
     Reasons,
@@ -118,13 +117,10 @@ class MemoryView:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryTargets:
-    """Limits in whole pages where they change, else `ordered_bytes`; reasons as in `schemas.limits`."""
+class MemoryTargets(Reasons):
+    """Limits in whole pages where they change, else `ordered_bytes`, with reasons."""
 
     target_bytes: Ints
-    reason: NDArray[np.uint8]
-    measured: Floats
-    threshold: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +140,14 @@ class _Needs:
     """Target where growth is due."""
 
 
-def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> MemoryTargets:
-    """`step` from what the slots hold, which then hold the new state.
+def step(state: MemoryState, view: MemoryView, *, reclaim: bool) -> tuple[MemoryTargets, MemoryState]:
+    """Targets for all applications, and the state after this step; both of shape N.
 
     Args:
-        state: all slots.
+        state: of the rows, as the step before left it.
         view: the step's observations, shape N.
-        rows: slot of every row in `state`, shape N, distinct.
         reclaim: whether the periodic reclaim (every 5 s) is due.
     """
-    targets, after = step(state.take(rows), view, reclaim=reclaim)
-    state.put(rows, after)
-    return targets
-
-
-def step(state: MemoryState, view: MemoryView, *, reclaim: bool) -> tuple[MemoryTargets, MemoryState]:
-    """Targets for all applications, and the state after this step; both of shape N."""
     state = _observe(state, view, reclaim=reclaim)
     needs = _needs(view, _peaks(state))
     grown, starved = _grow(view, needs)
@@ -295,18 +283,14 @@ def _pages_down(size: Ints) -> Ints:
 
 def _explain(view: MemoryView, needs: _Needs, target: Ints, over: Bools) -> MemoryTargets:
     held = per_app(view.app, view.ordered_bytes, len(view.limit_bytes))
-    reason = np.zeros(len(target), np.uint8)
-    measured, threshold = np.zeros(len(target)), np.zeros(len(target))
+    targets = MemoryTargets.none(len(target), target)
     if np.array_equal(target, view.ordered_bytes):
-        return MemoryTargets(target, reason, measured, threshold)
+        return targets
     lower, too_much = target < view.ordered_bytes, over[view.app]
-    for mask, why, value, bound in (
-        (target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, needs.headroom),
-        (lower & ~too_much, Reason.MEMORY_RECLAIM, needs.free, needs.delta),
-        (lower & too_much, Reason.OVER_LIMIT, held[view.app], view.limit_bytes[view.app]),
-    ):
-        reason[mask], measured[mask], threshold[mask] = why, value[mask], bound[mask]
-    return MemoryTargets(target, reason, measured, threshold)
+    targets.give(target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, needs.headroom)
+    targets.give(lower & ~too_much, Reason.MEMORY_RECLAIM, needs.free, needs.delta)
+    targets.give(lower & too_much, Reason.OVER_LIMIT, held[view.app], view.limit_bytes[view.app])
+    return targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +322,8 @@ class MemoryPipeline:
         if not len(index):
             return rows.limit_ordered_bytes.copy()
         view = memory_view(context, index, budget_bytes(context, decidable))
-        result = decide_memory(self.state, view, rows.slot[index], reclaim=context.time.reclaim_memory)
+        decide = partial(step, view=view, reclaim=context.time.reclaim_memory)
+        result = self.state.decide(rows.slot[index], decide)
         return _with(context, index, result, reasons)
 
     def reclaim(self, context: StepContext, request: ReclaimRequest, reasons: Reasons) -> IntArray:
