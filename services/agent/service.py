@@ -191,8 +191,9 @@ class Agent:
         self._flush()
         self._log_inventory(node)
         self._sampling = True
+        poll = node.sampler.polls_between_samples
         notified = self._throttle_poller is not None and self._throttle_poller.attach()
-        return node.sampler.polls_between_samples and not notified
+        return poll and not notified
 
     def _flush(self) -> None:
         if self._memory is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from functools import lru_cache
 
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
@@ -149,7 +148,7 @@ class UpdateSender:
         try:
             # Else an update decided before SIGSTOP could go out after it.
             if self._leases.may_decide(self._runtime.clock.monotonic()):
-                reply = await self._request(_update_subject(self._runtime.bus.root, update.node), update)
+                reply = await self._request(LIMIT_UPDATES.subject(self._runtime.bus.root, node=update.node), update)
         except BusError as error:
             self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
         if not isinstance(reply, LimitReply):
@@ -191,15 +190,9 @@ async def _stop(subscriptions: list[Subscription]) -> None:
         await subscription.stop()
 
 
-@lru_cache(maxsize=1 << 16)
 def _batch_subject(root: str, app: str, node: str) -> str | None:
     """None where no subject can carry such names."""
     try:
         return CFS.subject(root, app=app, node=node).text
     except SubjectError:
         return None
-
-
-@lru_cache(maxsize=1 << 16)
-def _update_subject(root: str, node: str) -> Subject:
-    return LIMIT_UPDATES.subject(root, node=node)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
-from functools import lru_cache
 from importlib.metadata import version
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from schemas.message import Message
 from schemas.oom import MemoryRequest
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, NODES, BucketSpec
-from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE, Subject
+from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE
 from services._runtime.bus.api import Delivery, Entry, RequestRefusedError, Subscription
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
@@ -159,7 +158,7 @@ class Allocator:
         for decisions in outcome.decisions:
             changes = decisions.row_count
             self.changes += changes
-            self._bus.publish(_decisions_subject(self._bus.root, decisions.app), decisions)
+            self._bus.publish(LIMIT_DECISIONS.subject(self._bus.root, app=decisions.app), decisions)
             if changes:
                 self._history[decisions.app].append(decisions)
         for refusal in outcome.refusals:
@@ -298,8 +297,3 @@ class Allocator:
             "invalid_samples_total": lambda: cluster.counts.invalid_samples,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_allocator_{name}", read)
-
-
-@lru_cache(maxsize=1 << 16)
-def _decisions_subject(root: str, app: str) -> Subject:
-    return LIMIT_DECISIONS.subject(root, app=app)

@@ -242,9 +242,9 @@ class MemoryController:
         self._resume_after_gap(now_ns)
         if not self._controlled:
             return
-        self._shares.take_sample(keys, usage_bytes)
         update_log = self.containers.limits
         limit_bytes = np.array([update_log[key].limit_bytes for key in keys], dtype=np.int64)
+        self._shares.take_sample(keys, usage_bytes)
         near = np.flatnonzero(needs_inspection(usage_bytes, limit_bytes, rate)).tolist()
         due = {keys[row] for row in near if keys[row] in self._controlled}
         due |= {key for key, container in self._active.items() if container.has_incident}

@@ -142,7 +142,7 @@ class ContainerMemory:
             self.woken_ns = now_ns
         if decision.control_again:
             self.killer_reason = ""
-        if not (self.killer_reason or decision.need.added_bytes):
+        if self.short_since_ns is not None and not (self.killer_reason or decision.need.added_bytes):
             self.end_shortage()
         return decision
 

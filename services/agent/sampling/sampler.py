@@ -292,7 +292,7 @@ class Sampler:
         ]
 
     def _head(self, app: str, wall_ns: int, headroom_bytes: int) -> dict[str, Any]:
-        reserve = self._reserves.report(app)
+        idle_percent, reserve = self._load.idle_percent, self._reserves.report(app)
         return {
             "app": app,
             "node": self._containers.node,
@@ -306,7 +306,7 @@ class Sampler:
             "reserve_used_bytes": reserve.used_bytes,
             "reserve_update_seq": self._log.reserve_seq(app),
             "node_headroom_bytes": headroom_bytes,
-            "node_idle_percent": self._load.idle_percent,
+            "node_idle_percent": idle_percent,
         }
 
 

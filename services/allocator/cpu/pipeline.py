@@ -10,8 +10,8 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
 
 - A decrease is written when it exceeds CUT_SHARE of the quota and CUT_US together.
 - An increase is written when it exceeds RAISE_SHARE of the quota after scaling into the application's free capacity
-  including this step's decreases. A comfortable container (not throttled, at most COMFORT_SHARE of its quota used) is
-  raised only by COMFORT_RAISE_SHARE or more: its headroom follows what others leave and need not follow every step.
+  including this step's decreases. A container of low use (not throttled, at most LOW_USE_SHARE of its quota used) is
+  raised only by LOW_USE_RAISE_SHARE or more: its headroom follows what others leave and need not follow every step.
 - When the increases do not fit, and one of them exceeds URGENT_SHARE of its quota and CUT_US, the application's small
   decreases (of RELEASE_SHARE or more) are written as well: many small decreases fund a starving container. When all
   missing increases are small, nothing is written. This is the hysteresis in a tight application: near a fixed point all
@@ -46,7 +46,7 @@ from services.allocator.columns import (
     per_app,
     scale_to_fit,
 )
-from services.allocator.state.budget import Reservation, StepContext, reserve
+from services.allocator.state.budget import StepContext
 
 CUT_SHARE: Final = 0.05
 """Of the quota; measured/policy.md section 4 (b)."""
@@ -62,8 +62,8 @@ RELEASE_SHARE: Final = 0.01
 """Of the quota: a smaller decrease funds no container and is a write all the same."""
 FULL_IDLE_PERCENT: Final = 5
 """Idle share of a node's processors at which they count as full."""
-COMFORT_SHARE: Final = 0.5
-COMFORT_RAISE_SHARE: Final = 0.25
+LOW_USE_SHARE: Final = 0.5
+LOW_USE_RAISE_SHARE: Final = 0.25
 """Of the quota."""
 
 
@@ -188,17 +188,10 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
         ordered_us=rows.quota_ordered_us[mine],
         min_us=np.minimum(table.min_quota_us[app], cap_us),
         cap_us=cap_us,
-        node_idle_percent=context.cluster.node_idle_percents()[rows.node[mine]],
+        node_idle_percent=context.node_idle_percent[rows.node[mine]],
         limit_us=budget,
         params=CpuParameters(table.kappa, table.gamma_us, table.upsilon_share, table.window),
     )
-
-
-def assign(context: StepContext, targets: IntArray) -> Reservation:
-    """Quotas to order: the targets as far as eligible applications have free capacity, shape (N,)."""
-    rows = context.cluster.rows
-    free = np.where(context.eligible, context.free_us - context.pending.quota_us, 0)
-    return reserve(rows.app, rows.quota_ordered_us, targets, free, context.holdings.quota_us)
 
 
 def apply_dead_band(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
@@ -218,8 +211,8 @@ def apply_dead_band(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
     drop, rise = np.maximum(-change, 0), np.maximum(change, 0)
     band = ordered * CUT_SHARE + CUT_US
     out_of_bounds = (ordered < view.min_us) | (ordered > view.cap_us)
-    comfortable = ~view.throttled & (view.used_us <= ordered * COMFORT_SHARE)
-    least_rise = ordered * np.where(comfortable, COMFORT_RAISE_SHARE, RAISE_SHARE)
+    low_use = ~view.throttled & (view.used_us <= ordered * LOW_USE_SHARE)
+    least_rise = ordered * np.where(low_use, LOW_USE_RAISE_SHARE, RAISE_SHARE)
     rise[~((rise > least_rise) | out_of_bounds)] = 0
     full = (view.node_idle_percent >= 0) & (view.node_idle_percent <= FULL_IDLE_PERCENT)
     cut = np.where(((drop > band) & ~full) | out_of_bounds, drop, 0)

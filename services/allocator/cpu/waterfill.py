@@ -128,6 +128,7 @@ def step(state: WaterfillState, view: CpuView) -> tuple[CpuTargets, WaterfillSta
     """Targets for all applications that have a fresh row, and the state after this step; both of shape N."""
     estimate = _estimate(view)
     state = observe(state, view.fresh, estimate)
+    decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     throttled = view.fresh & view.throttled
     recall = np.maximum(state.recall_now, state.recall_before)
     demand = np.where(throttled, np.maximum(state.level, estimate), state.level)
@@ -137,7 +138,6 @@ def step(state: WaterfillState, view: CpuView) -> tuple[CpuTargets, WaterfillSta
     raised = np.where(raised_age <= GRACE_PERIODS, np.where(throttled, probed, state.raised), 0)
     wanted = np.maximum(need, raised)
     demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen) for tier in (demand, need, wanted))
-    decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     target = apply_dead_band(view, decided, _share(view, demand_us, need_us, wanted_us))
     return _explain(view, target, estimate, need_us), state.replace(raised_age=raised_age, raised=raised)
 
