@@ -271,7 +271,7 @@ class MemoryLoop:
         observe("turnbuckle_agent_oom_waits_total", lambda: counters.oom_waits)
         observe("turnbuckle_agent_memory_requests_total", lambda: counters.requests)
         observe("turnbuckle_agent_memory_grants_denied_total", lambda: counters.grants_denied)
-        observe("turnbuckle_agent_oom_killer_enabled_total", lambda: counters.killer_enabled)
+        observe("turnbuckle_agent_oom_killer_enabled_total", lambda: counters.oom_killer_enabled)
         observe("turnbuckle_agent_memory_rejected_decreases_total", lambda: counters.rejected_decreases)
         observe("turnbuckle_agent_memory_polls_total", lambda: counters.polls)
         observe("turnbuckle_agent_oom_kills_total", lambda: counters.kills)
