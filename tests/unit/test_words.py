@@ -31,12 +31,6 @@ PRIVATE_NAMES = frozenset({"moment", "standing", "stock", "ground"})
 STANDARD = re.compile(r"look(s|ed)?[ _]up", re.IGNORECASE)
 """Such a word as part of a standard term."""
 
-UNFINISHED = (
-    # Still in the old words. A line is deleted with the change that rewrites its folder; none may be added.
-    "services/_host",
-    "services/allocator",
-)
-
 
 def words_of(text: str) -> list[str]:
     """Lower-case words: ``HTTPServer_of`` is ``http``, ``server``, ``of``."""
@@ -70,8 +64,7 @@ def private_words(source: str) -> list[str]:
 
 
 def modules() -> list[Path]:
-    files = [path.relative_to(ROOT) for part in ("services", "schemas") for path in sorted((ROOT / part).rglob("*.py"))]
-    return [path for path in files if not any(path.is_relative_to(folder) for folder in UNFINISHED)]
+    return [path.relative_to(ROOT) for part in ("services", "schemas") for path in sorted((ROOT / part).rglob("*.py"))]
 
 
 @pytest.mark.parametrize("path", modules(), ids=str)
@@ -79,11 +72,6 @@ def test_names_and_first_lines_have_no_private_word(path: Path) -> None:
     in_path = [word for word in words_of(str(path)) if word in PRIVATE_WORDS]
 
     assert in_path + private_words((ROOT / path).read_text()) == []
-
-
-@pytest.mark.parametrize("folder", UNFINISHED)
-def test_an_unfinished_folder_exists(folder: str) -> None:
-    assert (ROOT / folder).is_dir()
 
 
 @pytest.mark.parametrize(
