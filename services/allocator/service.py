@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
 
@@ -48,7 +49,8 @@ class Allocator:
         self._log = runtime.log
         self._allocation = allocation = AllocationCycle(int(self._settings.warm_up_s * 1e9))
         self._membership = Membership(runtime, Callbacks(self._acquire, self._release))
-        self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, lambda: allocation.cluster.group_count)
+        expected = partial(getattr, allocation.cluster, "group_count")
+        self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, expected)
         self._sender = UpdateSender(runtime, allocation, self._step_time, self._after_replies, self._membership.leases)
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
         self._queries = Queries(allocation, self._membership, self._clock, self._history)

@@ -133,8 +133,9 @@ class ContainerMemory:
         state, now_ns = seen.state, seen.now_ns
         expected = state.paused or bool(self.killer_reason)
         hits = self.limit_hits.read(state.limit_hits, now_ns, expected=expected)
-        self.read(state, now_ns)
-        decision = decide(self, seen, hits)
+        rate, growth = self.read(state, now_ns), self.growth
+        need = need_of(state, rate, seen.container_max_bytes, growth.fastest, seen.reserve_bytes)
+        decision = decide(self, seen, need, hits)
         self.oom_wait_since_ns, self.deadline_ns = decision.oom_wait_since_ns, decision.deadline_ns
         if decision.kill_reason:
             self.granted_ns = None  # what the killed one leaves may be taken at once
@@ -255,8 +256,15 @@ class Decision:
     """Wake tasks that wait although there is room."""
 
 
-def decide(container: ContainerMemory, seen: Observation, limit_hits: int = 0) -> Decision:
-    """What is to be done about a container that was just read (`ContainerMemory.read`). Changes nothing."""
+def decide(container: ContainerMemory, seen: Observation, need: Need, limit_hits: int = 0) -> Decision:
+    """What is to be done about a container that was just read (`ContainerMemory.read`). Changes nothing.
+
+    Args:
+        container: what is remembered of it.
+        seen: the reading, and the bounds of its limit.
+        need: what is to be added to the limit, by `need_of`.
+        limit_hits: so many are due to be reported.
+    """
     state, since_ns, deadline_ns = seen.state, container.oom_wait_since_ns, container.deadline_ns
     killed = ""
     if state.oom_kills > seen.oom_kills:
@@ -264,8 +272,6 @@ def decide(container: ContainerMemory, seen: Observation, limit_hits: int = 0) -
     if container.killer_reason:
         again = container.may_be_controlled_again(seen.now_ns)
         return Decision(since_ns, deadline_ns, killed, limit_hits, control_again=again)
-    growth = container.growth
-    need = need_of(state, growth.rate, seen.container_max_bytes, growth.fastest, seen.reserve_bytes)
     if not state.paused:
         return Decision(None, deadline_ns, killed, limit_hits, need=need)
     wait_reason = ""

@@ -230,7 +230,9 @@ remembered = st.builds(
 def test_a_decision_ends_waits_in_time_and_kills_only_tasks_that_wait_for_too_long_or_for_too_much(container, seen):
     container.state = seen.state
     before = deepcopy(container)
-    decision = decide(container, seen, 3)
+    rate, fastest = container.growth.rate, container.growth.fastest
+    need = need_of(seen.state, rate, seen.container_max_bytes, fastest, seen.reserve_bytes)
+    decision = decide(container, seen, need, 3)
 
     assert container == before, "it changes nothing"
     assert decision.limit_hits == 3
