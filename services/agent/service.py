@@ -70,7 +70,8 @@ class Agent:
         self._subscriptions: list[Subscription] = []
         self._name = NodeName(self._bus, self._settings.node, self._clock, self._log)
         self._empty_apps: dict[str, int] = {}
-        self._events: ContainerEvents | None = None
+        self._incarnation = Incarnation(self._settings.node, self._clock.time_ns())
+        self._events = ContainerEvents(runtime, self._incarnation)
         self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
         self._sampling = False
         self._sources_pending: tuple[ContainerSource, ...] = ()
@@ -92,10 +93,10 @@ class Agent:
         budget = node_memory_budget(settings, host.memory_bytes)
         reassert = settings.on_drift == "reassert"
         options = NodeOptions(int(settings.oom_wait_timeout_s * 1e9), reassert, deadlines_ns, budget)
-        node = assemble(Incarnation(settings.node, self._clock.time_ns()), host, backend.reserves, options)
+        node = assemble(self._incarnation, host, backend.reserves, options)
         self._specs = SpecReader(self._runtime, node.containers, node.limits)
         await self._try_register(node, backend)
-        self.node, self._events = node, ContainerEvents(self._runtime, node.containers.incarnation)
+        self.node = node
         self._choose_scheduling()
         self._memory = MemoryLoop(self._runtime, node.memory, node.budget, backend.watchdog, self._events.drifted)
         self._memory.start()
@@ -154,7 +155,7 @@ class Agent:
         for removed in released:
             reason = "the agent stopped; original limits restored"
             detail = Detail(oom_kills=removed.oom_kills, reason=reason)
-            self._publish_event(removed.found, ContainerChange.RELEASED, detail)
+            self._events.publish(removed.found, ContainerChange.RELEASED, detail)
         for app in {removed.found.app for removed in released}:
             self._publish_batch(node.sampler.empty_batch(app, self._clock.time_ns()))
         try:
@@ -248,7 +249,7 @@ class Agent:
 
     def _discovered(self, change: Discovered) -> None:
         node = self.node
-        if node is None or self._events is None:
+        if node is None:
             return
         match change:
             case FoundContainer():
@@ -267,7 +268,7 @@ class Agent:
         try:
             key = begin(found, self._clock.monotonic_ns())
         except HostFullError as error:
-            self._reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
+            self._events.reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
             return
         if key is None or self.node is None:
             return
@@ -276,20 +277,16 @@ class Agent:
             self._specs.read_soon(found.app)
         self._flush()
         limits = self.node.containers.limits[key]
-        self._publish_event(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
+        self._events.publish(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
         self._log.info("container_found", app=found.app, container=key, source=str(found.source))
 
     def _exited(self, node: Node, removed: Removed) -> None:
         found = removed.found
         if not node.containers.of_app(found.app):
             self._empty_apps[found.app] = EMPTY_BATCHES
-        self._publish_event(found, ContainerChange.EXITED, Detail(oom_kills=removed.oom_kills))
+        self._events.publish(found, ContainerChange.EXITED, Detail(oom_kills=removed.oom_kills))
         self._flush()
         self._log.info("container_gone", app=found.app, container=found.key)
-
-    def _reject(self, rejected: RejectedContainer) -> None:
-        if self._events is not None:
-            self._events.reject(rejected)
 
     async def _restore_orphans(self, node: Node, backend: Backend) -> None:
         """Restore what a previous agent left: reserves of applications, and limits of containers, that are gone."""
@@ -305,10 +302,6 @@ class Agent:
                 self._empty_apps[app] = EMPTY_BATCHES
             if released := backend.release_leftovers():
                 self._log.warning("orphaned_limits_restored", containers=released)
-
-    def _publish_event(self, found: FoundContainer, change: ContainerChange, detail: Detail) -> None:
-        if self._events is not None:
-            self._events.publish(found, change, detail)
 
     def _log_inventory(self, node: Node) -> None:
         """Log which sources have not answered, and that the last of them has, or has timed out."""
