@@ -104,7 +104,7 @@ class SubjectTemplate:
         """``obs``, ``evt`` or ``cmd``."""
         return self.text.split(".", 1)[0]
 
-    @lru_cache(maxsize=1 << 16)  # noqa: B019 - templates are constants of this module
+    @lru_cache(maxsize=1 << 17)  # noqa: B019 - templates are constants of this module
     def subject(self, root: str, **ids: str) -> Subject:
         """The concrete subject for these ids.
 
