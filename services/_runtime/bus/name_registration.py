@@ -14,6 +14,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from schemas.containers import NodeInfo
 from schemas.network import ReconcilerInfo
 from schemas.streams import BucketSpec
 from schemas.subjects import token
-from services._runtime.bus.api import Bus, Entry, NotPermittedError, RevisionConflictError
+from services._runtime.bus.api import Bus, Entry, KeyValue, NotPermittedError, RevisionConflictError
 from services._runtime.bus.random_tokens import random_token
 from services._runtime.clock import Clock
 from services._runtime.file_lock import try_flock
@@ -101,7 +102,8 @@ class Registration:
     """A process' registration under a name. Call `hold` periodically; valid once that returned True."""
 
     def __init__(self, bus: Bus, spec: BucketSpec, name: str, clock: Clock) -> None:
-        self._bucket = bus.bucket(spec)
+        self._open_bucket = partial(bus.bucket, spec)
+        self._bucket: KeyValue | None = None
         self._ttl_s = spec.ttl_s or _WITHOUT_TTL_S
         self._name = name
         self._clock = clock
@@ -121,14 +123,15 @@ class Registration:
             NameTakenError: it is alive; or this one had expired and another process took the name.
             BusError: the bucket cannot be read or written.
         """
+        bucket = self._bucket = self._bucket or self._open_bucket()
         if self._revision:
             with suppress(RevisionConflictError):
-                self._revision = await self._bucket.update(self._name, info, self._revision)
+                self._revision = await bucket.update(self._name, info, self._revision)
                 return True
-        return await self._claim(info)
+        return await self._claim(bucket, info)
 
-    async def _claim(self, info: Registered) -> bool:
-        found = _found(await self._bucket.get(self._name))
+    async def _claim(self, bucket: KeyValue, info: Registered) -> bool:
+        found = _found(await bucket.get(self._name))
         now_s = self._clock.monotonic()
         own = Owner(info.holder, info.incarnation)
         claim = decide_claim(found, own, self._watched, (now_s, self._ttl_s))
@@ -146,9 +149,9 @@ class Registration:
             return False
         try:
             if found is None:
-                self._revision = await self._bucket.create(self._name, info)
+                self._revision = await bucket.create(self._name, info)
             else:
-                self._revision = await self._bucket.update(self._name, info, found.revision)
+                self._revision = await bucket.update(self._name, info, found.revision)
         except RevisionConflictError:
             return False  # lost a race: the next attempt reads the winner
         self._contested, self._watched = False, None
@@ -161,7 +164,7 @@ class Registration:
             BusError: the bucket cannot be written; the registration expires.
         """
         revision, self._revision = self._revision, 0
-        if revision:
+        if revision and self._bucket is not None:
             with suppress(RevisionConflictError):
                 await self._bucket.delete(self._name, revision=revision)
 
