@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
@@ -37,6 +38,41 @@ class OomKind(StrEnum):
             "release": cls.OOM_KILLER_ENABLED,
         }
         return renamed.get(value) if isinstance(value, str) else None
+
+
+@dataclass(slots=True)
+class OomCounters:
+    """Memory events, folded."""
+
+    near_limit: int = 0
+    grants: int = 0
+    granted_bytes: int = 0
+    oom_waits: int = 0
+    grants_denied: int = 0
+    oom_killer_enabled: int = 0
+    kills: int = 0
+    """Events: one may tell of several kills, which the batches' `oom_kills` count."""
+    limit_hits: int = 0
+    """How often the kernel hit the limit: system calls can have failed."""
+
+    def count(self, kind: OomKind, granted_bytes: int, limit_hits: int) -> None:
+        """One event, with what it has granted and how many hits it reports."""
+        match kind:
+            case OomKind.NEAR_LIMIT:
+                self.near_limit += 1
+            case OomKind.OOM_WAIT:
+                self.oom_waits += 1
+            case OomKind.GRANT:
+                self.grants += 1
+                self.granted_bytes += granted_bytes
+            case OomKind.GRANT_DENIED:
+                self.grants_denied += 1
+            case OomKind.OOM_KILLER_ENABLED:
+                self.oom_killer_enabled += 1
+            case OomKind.KILL:
+                self.kills += 1
+            case OomKind.LIMIT_HITS:
+                self.limit_hits += limit_hits
 
 
 class OomCause(StrEnum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 MAX_TOKEN_CHARACTERS: Final = 200
@@ -103,6 +104,7 @@ class SubjectTemplate:
         """``obs``, ``evt`` or ``cmd``."""
         return self.text.split(".", 1)[0]
 
+    @lru_cache(maxsize=1 << 17)  # noqa: B019 - templates are constants of this module
     def subject(self, root: str, **ids: str) -> Subject:
         """The concrete subject for these ids.
 

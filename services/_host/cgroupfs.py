@@ -312,7 +312,7 @@ class ManagedCgroup:
         return sorted(found - {0})  # 0: a process of another PID namespace, which we cannot name
 
     def is_populated(self) -> bool:
-        """Whether there is any process, also one that we cannot name. One look where there is one."""
+        """Whether there is any process, also one without a visible id. One read where there is one."""
         return any(_process_lines(path) for path in self._paths)
 
     def kill(self) -> None:

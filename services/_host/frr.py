@@ -1,4 +1,4 @@
-"""FRR's daemons asked directly on their vty sockets, as vtysh does (vtysh.c), without its fork of 10 ms for each look.
+"""FRR's daemons asked directly on their vty sockets, as vtysh does (vtysh.c), without its fork of 10 ms for each query.
 
 A command goes out with a NUL at its end; the answer ends with three NULs and a status byte. FRR with ``-N pathspace``
 has its sockets in a directory of that name.

@@ -1,4 +1,4 @@
-"""How a drained uplink looks in FRR's configuration: route maps of ours on its BGP session. Pure.
+"""A drained uplink in FRR's configuration: generated route maps on its BGP session. Pure.
 
 One uplink: inwards every route gets local preference 0, so this host sends over its other uplinks. Outwards routes get
 the graceful-shutdown community (RFC 8326), which FRR's receivers turn into local preference 0, and a longer AS path for

@@ -1,4 +1,4 @@
-"""What this kernel can do for the network edge, tried out in a network namespace that nobody else sees.
+"""What this kernel can do for the network edge, tried out in a network namespace of its own.
 
 Asking does not tell: modules are loaded when first used, and a kernel that lacks one says so only at the write. So the
 devices, actions and the filter of one rule are made in a new namespace of a thread of its own, which ends with it.

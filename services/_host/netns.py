@@ -34,19 +34,19 @@ def inside(netns: str | None) -> Iterator[None]:
     if netns is None:
         yield
         return
-    ours = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        theirs = os.open(netns_path(netns), os.O_RDONLY | os.O_CLOEXEC)
+        entered = os.open(netns_path(netns), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            enter(theirs)
+            enter(entered)
         finally:
-            os.close(theirs)
+            os.close(entered)
         try:
             yield
         finally:
-            enter(ours)
+            enter(own)
     finally:
-        os.close(ours)
+        os.close(own)
 
 
 def socket_in(netns: str | None, family: int, kind: int, protocol: int = 0) -> socket.socket:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -14,16 +15,14 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
 
+    def monotonic_ns(self) -> int:
+        """`monotonic` in whole nanoseconds."""
+
     def time_ns(self) -> int:
         """Nanoseconds since the epoch, by the host's wall clock."""
 
-    async def sleep_until(self, deadline: float) -> None:
+    def sleep_until(self, deadline: float) -> Coroutine[Any, Any, None]:
         """Return once `monotonic` has reached ``deadline`` (at once if it has already)."""
-
-
-def monotonic_ns(clock: Clock) -> int:
-    """`Clock.monotonic` in whole nanoseconds."""
-    return int(clock.monotonic() * 1e9)
 
 
 class SystemClock:
@@ -32,14 +31,15 @@ class SystemClock:
     def __init__(self) -> None:
         self.monotonic = time.monotonic
         """Seconds since an arbitrary start; the interpreter's own function, as services ask many times a period."""
+        self.monotonic_ns = time.monotonic_ns
+        """The same in nanoseconds."""
         self.time_ns = time.time_ns
         """Nanoseconds since the epoch."""
 
-    async def sleep_until(self, deadline: float) -> None:
-        """Sleep on the event loop."""
-        delay = deadline - time.monotonic()
+    def sleep_until(self, deadline: float) -> Coroutine[Any, Any, None]:
+        """Sleep on the event loop, from now on."""
         # A sleep of 0 s still yields to other tasks: a late loop must not starve them.
-        await asyncio.sleep(max(0.0, delay))
+        return asyncio.sleep(max(0.0, deadline - time.monotonic()))
 
 
 class ManualClock:
@@ -54,6 +54,10 @@ class ManualClock:
     def monotonic(self) -> float:
         """Seconds, as last set."""
         return self._now_s
+
+    def monotonic_ns(self) -> int:
+        """The same in nanoseconds."""
+        return int(self._now_s * 1e9)
 
     def time_ns(self) -> int:
         """Nanoseconds since the epoch; moves with `monotonic`."""

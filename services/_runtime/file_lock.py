@@ -10,10 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 _MAX_HOLDER_BYTES: Final = 4096
+_SHORT_PAUSE_S: Final = 0.0002
 
 
 class LockHeldError(Exception):
@@ -87,6 +90,32 @@ def try_flock(descriptor: int, *, attempts: int = 1, pause_s: float = 0.0) -> bo
         else:
             return True
     return False
+
+
+@contextmanager
+def locked_briefly(path: Path, attempts: int = 5) -> Iterator[int | None]:
+    """Hold a file while inside, if it can be had within a millisecond; yields its descriptor, or None."""
+    try:
+        descriptor = open_lock_file(path)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor if try_flock(descriptor, attempts=attempts, pause_s=_SHORT_PAUSE_S) else None
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock. Takes it for some microseconds where it is free."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not try_flock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def try_process_lock(descriptor: int) -> bool:

@@ -19,7 +19,6 @@ from schemas.subjects import CFS, LIMIT_UPDATES
 from services._host.scheduling import become_realtime, request_short_slices
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.name_registration import NameHolder
-from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services.agent.backend import Backend, build_backend, node_cpu_budget, node_memory_budget
@@ -40,7 +39,7 @@ from services.agent.ports import (
     UnmanageableError,
 )
 from services.agent.registration import node_info
-from services.agent.sampling.ticker import ThrottlePoller, Ticker
+from services.agent.sampling.ticker import ThrottlePoller, Ticker, publish_early
 from services.agent.settings import AgentSettings
 
 DECREASE_SPACING_S = 0.0005
@@ -73,7 +72,8 @@ class Agent:
         served = {LIMIT_UPDATES.subject(bus.root, node=node): self._apply}
         self._name = NameHolder(bus, NODES, self.name, node, self._clock, self._log, served)
         self._empty_apps: dict[str, int] = {}
-        self._events: ContainerEvents | None = None
+        self._incarnation = Incarnation(self._settings.node, self._clock.time_ns())
+        self._events = ContainerEvents(runtime, self._incarnation)
         self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
         self._limit_update_s = runtime.telemetry.histogram("turnbuckle_agent_limit_update_seconds")
         self._sampling = False
@@ -91,7 +91,7 @@ class Agent:
         settings = self._settings
         self._backend = backend = build_backend(settings, self._clock)
         host = backend.host
-        now_ns = self._now_ns()
+        now_ns = self._clock.monotonic_ns()
         deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in backend.source_timeouts_s.items()}
         options = NodeOptions(
             int(settings.oom_wait_timeout_s * 1e9),
@@ -101,11 +101,11 @@ class Agent:
             node_cpu_budget(settings, host.cpu_count),
             warns_of_overcommit=settings.cpu_overcommit == "warn",
         )
-        node = assemble(Incarnation(settings.node, self._clock.time_ns()), host, backend.reserves, options)
+        node = assemble(self._incarnation, host, backend.reserves, options)
         self._specs = SpecReader(self._runtime, node.containers, node.limits)
         self._name.on_serving = self._specs.read_all
         await self._name.try_hold(self._info(node, backend))
-        self.node, self._events = node, ContainerEvents(self._runtime, node.containers.incarnation)
+        self.node = node
         self._choose_scheduling()
         self._memory = MemoryLoop(self._runtime, node.memory, node.budget, backend.watchdog, self._events.drifted)
         self._memory.start()
@@ -116,7 +116,7 @@ class Agent:
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {source}")
         if backend.select_pods is not None:
             self._runtime.spawn(follow_selectors(self._bus, self._clock, backend.select_pods), name="pod selectors")
-        poll = partial(self._poll, node)
+        poll = partial(publish_early, node.sampler.poll, self._publish_batch, self._clock)
         self._throttle_poller = ThrottlePoller(self._clock, host, poll, settings.throttle_polls_per_period)
         self._runtime.spawn(
             self._ticker.run(partial(self._sample, node), poll, settings.throttle_polls_per_period), name="sampling"
@@ -148,13 +148,13 @@ class Agent:
 
     async def _release(self, node: Node, memory: MemoryLoop) -> None:
         memory.stop()
-        released = node.lifecycle.release_all(self._now_ns())
+        released = node.lifecycle.release_all(self._clock.monotonic_ns())
         memory.stop_watchdog()
         memory.publish_events()
         for removed in released:
             reason = "the agent stopped; original limits restored"
             detail = Detail(oom_kills=removed.oom_kills, reason=reason)
-            self._publish_event(removed.found, ContainerChange.RELEASED, detail)
+            self._events.publish(removed.found, ContainerChange.RELEASED, detail)
         for app in {removed.found.app for removed in released}:
             self._publish_batch(node.sampler.empty_batch(app, self._clock.time_ns()))
         await self._name.release()
@@ -166,16 +166,11 @@ class Agent:
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
-    def _poll(self, node: Node) -> None:
-        """Between two samples: publish containers that have just been throttled."""
-        for batch in node.sampler.poll(self._clock.time_ns()):
-            self._publish_batch(batch)
-
     def _sample(self, node: Node) -> bool:
         if self._memory is not None:
             self._memory.heartbeat()
         wall_ns = self._clock.time_ns()
-        now_ns = self._now_ns()
+        now_ns = self._clock.monotonic_ns()
         snapshot, vanished = node.sampler.read(now_ns)
         gone = [node.lifecycle.remove(container_id, now_ns) for container_id in vanished]
         batches = node.sampler.sample(snapshot, now_ns, wall_ns)
@@ -189,12 +184,13 @@ class Agent:
             self._empty_apps[app] -= 1
             if not self._empty_apps[app]:
                 del self._empty_apps[app]
-        node.sampler.read_back(self._now_ns())
+        node.sampler.read_back(self._clock.monotonic_ns())
         self._flush()
         self._log_inventory(node)
         self._sampling = True
+        poll = node.sampler.polls_between_samples
         notified = self._throttle_poller is not None and self._throttle_poller.attach()
-        return node.sampler.polls_between_samples and not notified
+        return poll and not notified
 
     def _flush(self) -> None:
         if self._memory is not None:
@@ -222,7 +218,7 @@ class Agent:
 
     async def _apply_rows(self, node: Node, update: LimitUpdate) -> LimitReply:
         settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
-        node.limits.apply(update, self._now_ns(), settled.set_result)
+        node.limits.apply(update, self._clock.monotonic_ns(), settled.set_result)
         if self._specs is not None:
             self._specs.count_rejections()
         self._flush()
@@ -235,7 +231,7 @@ class Agent:
         for refusal in node.budget.cpu.take_refusals():
             limits = node.containers.limits[refusal.container]
             detail = Detail(limits.quota_us, limits.limit_bytes, reason=refusal.reason)
-            self._publish_event(node.containers.managed[refusal.container].found, ContainerChange.CPU_REFUSED, detail)
+            self._events.publish(node.containers.managed[refusal.container].found, ContainerChange.CPU_REFUSED, detail)
 
     def _schedule_decreases(self, node: Node) -> None:
         """Wake when the next pending decrease is due; a timer costs half of what two tasks do."""
@@ -250,7 +246,7 @@ class Agent:
 
     def _write_decreases(self, node: Node) -> None:
         try:
-            node.limits.poll_decreases(self._now_ns())
+            node.limits.poll_decreases(self._clock.monotonic_ns())
         finally:
             self._schedule_decreases(node)
 
@@ -258,26 +254,26 @@ class Agent:
 
     def _discovered(self, change: Discovered) -> None:
         node = self.node
-        if node is None or self._events is None:
+        if node is None:
             return
         match change:
             case FoundContainer():
                 self._adopt(change, node.lifecycle.found)
             case GoneContainer():
                 self._events.forget_rejection(change.container_id)
-                if (removed := node.lifecycle.remove(change.container_id, self._now_ns())) is not None:
+                if (removed := node.lifecycle.remove(change.container_id, self._clock.monotonic_ns())) is not None:
                     self._exited(node, removed)
             case RejectedContainer():
                 self._events.reject(change)
             case SourceAnswered():
-                for removed in node.lifecycle.source_answered(change, self._now_ns()):
+                for removed in node.lifecycle.source_answered(change, self._clock.monotonic_ns()):
                     self._exited(node, removed)
 
     def _adopt(self, found: FoundContainer, begin: Callable[[FoundContainer, int], str | None]) -> None:
         try:
-            key = begin(found, self._now_ns())
+            key = begin(found, self._clock.monotonic_ns())
         except UnmanageableError as error:
-            self._reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
+            self._events.reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
             return
         if key is None or self.node is None:
             return
@@ -286,20 +282,16 @@ class Agent:
             self._specs.read_soon(found.app)
         self._flush()
         limits = self.node.containers.limits[key]
-        self._publish_event(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
+        self._events.publish(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
         self._log.info("container_found", app=found.app, container=key, source=str(found.source))
 
     def _exited(self, node: Node, removed: Removed) -> None:
         found = removed.found
         if not node.containers.of_app(found.app):
             self._empty_apps[found.app] = EMPTY_BATCHES
-        self._publish_event(found, ContainerChange.EXITED, Detail(oom_kills=removed.oom_kills))
+        self._events.publish(found, ContainerChange.EXITED, Detail(oom_kills=removed.oom_kills))
         self._flush()
         self._log.info("container_gone", app=found.app, container=found.key)
-
-    def _reject(self, rejected: RejectedContainer) -> None:
-        if self._events is not None:
-            self._events.reject(rejected)
 
     async def _restore_orphans(self, node: Node, backend: Backend) -> None:
         """Restore what a previous agent left: reserves of applications, and limits of containers, that are gone."""
@@ -316,13 +308,9 @@ class Agent:
             if released := backend.release_leftovers():
                 self._log.warning("orphaned_limits_restored", containers=released)
 
-    def _publish_event(self, found: FoundContainer, change: ContainerChange, detail: Detail) -> None:
-        if self._events is not None:
-            self._events.publish(found, change, detail)
-
     def _log_inventory(self, node: Node) -> None:
         """Log which sources have not answered, and that the last of them has, or has timed out."""
-        for source in node.containers.inventory.expire(self._now_ns()):
+        for source in node.containers.inventory.expire(self._clock.monotonic_ns()):
             self._log.warning(
                 "container_source_unresponsive", source=str(source), remedy="its containers are managed once it answers"
             )
@@ -370,6 +358,3 @@ class Agent:
             self._log.warning(
                 "scheduling_refused", realtime_priority=priority, error=reason, remedy="run as root, or set 0"
             )
-
-    def _now_ns(self) -> int:
-        return monotonic_ns(self._clock)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.file_lock import open_lock_file, try_flock
+from services._runtime.file_lock import locked_briefly
 
 _FORMAT: Final = 1
 _PAGE_BYTES: Final = 4096
-_LOCK_ATTEMPTS: Final = 5
-_LOCK_PAUSE_S: Final = 0.0002
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
@@ -67,20 +65,6 @@ def parse_json(text: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return content if isinstance(content, dict) and content.get("format") == _FORMAT else None
-
-
-@contextmanager
-def try_lock(path: Path, attempts: int = _LOCK_ATTEMPTS) -> Iterator[int | None]:
-    """Hold a file while inside, if it can be had within a millisecond; yields its descriptor, or None."""
-    try:
-        descriptor = open_lock_file(path)
-    except OSError:
-        yield None
-        return
-    try:
-        yield descriptor if try_flock(descriptor, attempts=attempts, pause_s=_LOCK_PAUSE_S) else None
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -248,7 +232,7 @@ def _boot_id() -> str:
 
 def append_reports(path: Path, reports: Sequence[dict[str, Any]]) -> None:
     """Add lines to the reports. Raises OSError."""
-    with try_lock(path.with_suffix(".lock"), attempts=200), path.open("a", encoding="utf-8") as file:
+    with locked_briefly(path.with_suffix(".lock"), attempts=200), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(report) + "\n" for report in reports)
 
 
@@ -262,7 +246,7 @@ def take_report_lines(path: Path, taken: Path) -> list[dict[str, Any]]:
             return []
     except OSError:
         return []
-    with try_lock(path.with_suffix(".lock")) as held:
+    with locked_briefly(path.with_suffix(".lock")) as held:
         if held is None:
             return []
         try:
@@ -308,15 +292,3 @@ def read_holder(path: Path) -> LockHolder | None:
         return None
     pid = content.get("pid")
     return LockHolder(pid if isinstance(pid, int) else 0, str(content.get("node")), str(content.get("started")))
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock. Takes it for some microseconds where it is free."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not try_flock(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from functools import lru_cache
 
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
@@ -13,6 +12,7 @@ from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS, Subject, Subje
 from services._runtime.bus.api import Bus, BusError, Delivery, Responder, Subscription
 from services._runtime.service.app import Runtime
 from services.allocator.cycle import AllocationCycle
+from services.allocator.leases.lease_manager import LeaseManager
 from services.allocator.settings import AllocatorSettings
 from services.allocator.state.budget import StepTime
 
@@ -111,7 +111,7 @@ class UpdateSender:
         allocation: AllocationCycle,
         time: Callable[[], StepTime],
         on_reply: Callable[[], None],
-        may_send: Callable[[], bool],
+        leases: LeaseManager,
     ) -> None:
         """Deliver for one replica.
 
@@ -120,7 +120,7 @@ class UpdateSender:
             allocation: that made the updates.
             time: current time.
             on_reply: called soon after replies, once for those that come close together.
-            may_send: whether this replica may still act as an owner; checked when an update goes out.
+            leases: say whether this replica may still act as an owner; asked when an update goes out.
         """
         self.sent = 0
         self.lost = 0
@@ -128,7 +128,7 @@ class UpdateSender:
         self._allocation = allocation
         self._step_time = time
         self._on_reply = on_reply
-        self._may_send = may_send
+        self._leases = leases
         self._outstanding = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -146,8 +146,9 @@ class UpdateSender:
     async def _deliver(self, update: LimitUpdate) -> None:
         reply = None
         try:
-            if self._may_send():  # else an update decided before SIGSTOP could go out after it
-                reply = await self._request(_update_subject(self._runtime.bus.root, update.node), update)
+            # Else an update decided before SIGSTOP could go out after it.
+            if self._leases.may_decide(self._runtime.clock.monotonic()):
+                reply = await self._request(LIMIT_UPDATES.subject(self._runtime.bus.root, node=update.node), update)
         except BusError as error:
             self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
         if not isinstance(reply, LimitReply):
@@ -189,15 +190,9 @@ async def _stop(subscriptions: list[Subscription]) -> None:
         await subscription.stop()
 
 
-@lru_cache(maxsize=1 << 16)
 def _batch_subject(root: str, app: str, node: str) -> str | None:
     """None where no subject can carry such names."""
     try:
         return CFS.subject(root, app=app, node=node).text
     except SubjectError:
         return None
-
-
-@lru_cache(maxsize=1 << 16)
-def _update_subject(root: str, node: str) -> Subject:
-    return LIMIT_UPDATES.subject(root, node=node)

@@ -17,13 +17,17 @@ floating-point sums leaks between applications. What rounding leaves (below one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.reasons import Reason
+
+T = TypeVar("T")
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 Ints: TypeAlias = NDArray[np.int64]
@@ -180,6 +184,12 @@ class SlotArrays:
         columns = {name: column if column.base is None else column.copy() for name, column in columns.items()}
         for name, column in columns.items():
             getattr(self, name)[index] = column
+
+    def decide(self, slots: Ints, step: Callable[[Self], tuple[T, Self]]) -> T:
+        """A policy's targets from what these slots hold, which then hold the state after that step."""
+        targets, after = step(self.take(slots))
+        self.put(slots, after)
+        return targets
 
     def replace(self, **columns: NDArray[Any]) -> Self:
         """The same with other columns."""
@@ -405,36 +415,26 @@ def record_updates(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray],
     rows.mismatches[index] = 0
 
 
-class Explained(Protocol):
-    """Targets of a policy with their reasons, shape (N,)."""
-
-    @property
-    def reason(self) -> NDArray[np.uint8]:
-        """`schemas.reasons.Reason`; NONE: unchanged."""
-
-    @property
-    def measured(self) -> Floats:
-        """Measured value of each reason."""
-
-    @property
-    def threshold(self) -> Floats:
-        """Threshold of each reason."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Reasons:
     """Reasons of one resource's targets; columns of shape (N,) as in `schemas.limits.LimitDecisions`."""
 
-    reason: IntArray
-    measured: np.ndarray[Any, np.dtype[np.float64]]
-    threshold: np.ndarray[Any, np.dtype[np.float64]]
+    reason: NDArray[np.uint8]
+    """`schemas.reasons.Reason`; NONE: unchanged."""
+    measured: Floats
+    threshold: Floats
 
     @classmethod
-    def none(cls, count: int) -> Self:
-        """No reasons."""
-        return cls(np.zeros(count, dtype=np.int64), np.zeros(count), np.zeros(count))
+    def none(cls, count: int, *targets: Ints) -> Self:
+        """No reasons, yet; a policy's targets are given to the class that has them."""
+        return cls(np.zeros(count, np.uint8), np.zeros(count), np.zeros(count), *targets)
 
-    def copy_from(self, index: IntArray, targets: Explained) -> None:
+    def give(self, rows: Bools, reason: Reason, measured: Ints | Floats, threshold: Ints) -> None:
+        """Set the reason of the flagged rows, in place; all arguments of shape N."""
+        i = np.flatnonzero(rows)
+        self.reason[i], self.measured[i], self.threshold[i] = reason, measured[i], threshold[i]
+
+    def copy_from(self, index: IntArray, targets: Reasons) -> None:
         """Copy a policy's reasons for rows ``index`` where it gives one."""
         changed = targets.reason > 0
         rows = index[changed]

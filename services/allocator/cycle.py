@@ -32,6 +32,8 @@ from services.allocator.state.budget import (
     Pools,
     StepContext,
     StepTime,
+    assign_limits,
+    assign_quotas,
     capacity_for_pending,
 )
 from services.allocator.state.cluster_state import ClusterState, NodeInventory, NodeState, valid_rows
@@ -92,6 +94,8 @@ class AllocationCycle:
             cpu.CpuPolicy(waterfill.WaterfillState(0), waterfill.step), cpu.CpuPolicy(escra.EscraState(0), escra.step)
         )
         self.memory = memory.MemoryPipeline()
+        self._slot_capacity = 0
+        """Slots that the pipelines have estimates for."""
         self._table: AppTable | None = None
         self._reasons = (Reasons.none(0), Reasons.none(0))
         self._pending = PendingCapacity(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -167,28 +171,28 @@ class AllocationCycle:
 
     def record_reply(self, reply: LimitReply, update: LimitUpdate, time: StepTime) -> None:
         """Record what an agent applied and now holds; `redistribute` then assigns what came free."""
-        ours = [app for app in update.apps if self.epoch_of(app) == update.epoch]
-        self.inventory.record_fence_reply(self.cluster, reply, () if update.row_count else ours)
+        claimed = [app for app in update.apps if self.epoch_of(app) == update.epoch]
+        is_fence = not update.row_count
+        if is_fence:
+            self.inventory.record_fence_reply(self.cluster, reply, claimed)
         node = self.cluster.node_index(reply.node)
         if node is None or self.cluster.nodes[node].incarnation != reply.incarnation or reply.rejection is not None:
             return
-        stale = set(reply.stale_apps).intersection(ours)
+        stale = set(reply.stale_apps).intersection(claimed)
         if stale:
             self.leases.lost |= stale
             self._table = None
             return
         self.cluster.nodes[node].record_headroom(reply)
-        self.cluster.fence_acknowledged(node, ours, reply.report_seq)
+        self.cluster.fence_acknowledged(node, claimed, reply.report_seq)
+        quota_us, limit_bytes = reply.column("quota_us"), reply.column("limit_bytes")
+        limit_update_seq, status = reply.column("limit_update_seq"), reply.column("status")
         found = self.cluster.find_rows(node, reply.keys)
-        known = np.array([row is not None for row in found], dtype=np.bool_)
-        quota_us, limit_bytes, limit_update_seq = (
-            reply.column(name) for name in ("quota_us", "limit_bytes", "limit_update_seq")
-        )
         sane = valid_rows(
             ("quota_us", "memory_limit_bytes", "limit_update_seq"), np.array((quota_us, limit_bytes, limit_update_seq))
         )
         self.cluster.counts.invalid_samples += int(np.count_nonzero(~sane))
-        known &= sane
+        known = np.array([row is not None for row in found], dtype=np.bool_) & sane
         index = np.array([row for row, usable in zip(found, known.tolist(), strict=True) if usable], dtype=np.int64)
         report = Report(
             index,
@@ -199,11 +203,13 @@ class AllocationCycle:
             np.zeros(len(index), dtype=np.bool_),
         )
         ack(self.cluster.rows, report, time.now_ns)
-        self._resync(index[_IS_LOST[reply.column("status")[known]]], reply.seq)
-        if reply.inventory_complete:
+        lost = index[_IS_LOST[status[known]]]
+        if len(lost):
+            self._resync(lost, reply.seq)
+        if reply.inventory_complete and reply.apps:
             self.cluster.ack_reserves(reply, node)
-            if not update.row_count:
-                self.cluster.drop_unreported(node, ours, found)
+        if reply.inventory_complete and is_fence:
+            self.cluster.drop_unreported(node, claimed, found)
 
     def record_timeout(self, update: LimitUpdate) -> None:
         """Record a timeout: the update may or may not act later, so it stays in flight; its rows are resynced."""
@@ -218,20 +224,24 @@ class AllocationCycle:
         """Decide for everything received since the last step."""
         self.step_count += 1
         self._apply_batches(batches, time)
-        rows, before = self.cluster.rows, self._ordered()
+        rows = self.cluster.rows
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
+        before = self._ordered()
+        self._follow_slots()
         context = self._context(time)
         if not rows.count:
             return self._send(context, before)
-        applying = context.decidable & ~rows.admitted & context.eligible[rows.app]
+        may_decide = context.decidable
+        applying = may_decide & ~rows.admitted & context.eligible[rows.app]
         waiting = applying & rows.fresh
-        context, refused = self._admit(context, np.flatnonzero(waiting))
+        refused: list[PendingRefusal] = []
+        if waiting.any():
+            context, refused = self._admit(context, np.flatnonzero(waiting))
         # Also for nodes without a batch in this step: else their share would be assigned between two of their batches.
         self._pending = capacity_for_pending(context, applying & ~rows.admitted)
         context = replace(context, pending=self._pending)
         # A container admitted in this step keeps its initial limits: there is only one sample of it.
-        decidable = context.decidable & rows.admitted & ~waiting
-        self._follow_slots()
+        decidable = may_decide & rows.admitted & ~waiting
         quota_us = self.cpu.targets(context, decidable, self._reasons[0])
         limit_bytes = self.memory.targets(context, decidable, self._reasons[1])
         rows.fresh[:] = False
@@ -293,8 +303,8 @@ class AllocationCycle:
     def table(self) -> AppTable:
         """Application parameters, rebuilt when specs or leases have changed."""
         if self._table is None or len(self._table.known) != len(self.cluster.apps):
-            ours, specs = self.leases.owned_apps(), self.cluster.specs
-            self._table = build_table(self.cluster.apps, {app: spec for app, spec in specs.items() if app in ours})
+            owned, specs = self.leases.owned_apps(), self.cluster.specs
+            self._table = build_table(self.cluster.apps, {app: spec for app, spec in specs.items() if app in owned})
         return self._table
 
     def pools(self) -> Pools:
@@ -304,8 +314,8 @@ class AllocationCycle:
     # -- parts of a step ---------------------------------------------------------------------------------------
 
     def _apply_batches(self, batches: Sequence[CfsBatch], time: StepTime) -> None:
-        ours = [batch for batch in batches if self.epoch_of(batch.app)]
-        applied = self.cluster.ingest(ours, time.now_ns, time.wall_ns)
+        owned = [batch for batch in batches if self.epoch_of(batch.app)]
+        applied = self.cluster.ingest(owned, time.now_ns, time.wall_ns)
         if self.cluster.unconfirmed:
             self.inventory.await_reports_again(self.cluster.drain_unconfirmed())
         if self.inventory.not_reported:
@@ -329,8 +339,6 @@ class AllocationCycle:
 
     def _admit(self, context: StepContext, waiting: IntArray) -> tuple[StepContext, list[PendingRefusal]]:
         """Admit the rows ``waiting``; the context afterwards, and the refusals."""
-        if not len(waiting):
-            return context, []
         admitted, refused = admit_pending(context, waiting)
         apply_admissions(self.cluster.rows, admitted, refused, self._reasons)
         return context.updated() if admitted else context, refused
@@ -338,7 +346,7 @@ class AllocationCycle:
     def _assign(self, context: StepContext, quota_us: IntArray, limit_bytes: IntArray) -> None:
         """Order targets as far as there is free capacity; what remains is deferred."""
         rows = self.cluster.rows
-        quotas, limits = cpu.assign(context, quota_us), memory.assign(context, limit_bytes)
+        quotas, limits = assign_quotas(context, quota_us), assign_limits(context, limit_bytes)
         rows.quota_ordered_us[:], rows.quota_deferred_us[:] = quotas.ordered, quotas.deferred
         rows.limit_ordered_bytes[:], rows.limit_deferred_bytes[:] = limits.ordered, limits.deferred
 
@@ -497,9 +505,13 @@ class AllocationCycle:
 
     def _follow_slots(self) -> None:
         """Estimates follow the containers that were added and removed since the last step."""
+        capacity = self.cluster.slot_capacity
+        if capacity == self._slot_capacity and not self.cluster.released_slots:
+            return
+        self._slot_capacity = capacity
         released = np.array(self.cluster.drain_released_slots(), dtype=np.int64)
         for pipeline in (self.cpu, self.memory):
-            pipeline.follow(max(self.cluster.slot_capacity, 1), released)
+            pipeline.follow(capacity, released)
 
     def _follow_rows(self) -> None:
         """Reasons and pending capacity follow rows and applications added or removed since the last step."""

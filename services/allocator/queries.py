@@ -20,7 +20,7 @@ from schemas.queries import (
     StateRequest,
 )
 from services._runtime.bus.api import Delivery
-from services._runtime.clock import Clock, monotonic_ns
+from services._runtime.clock import Clock
 from services.allocator.cycle import AllocationCycle
 from services.allocator.explain import explanations, summary
 from services.allocator.leases.membership import Membership
@@ -120,7 +120,7 @@ class Queries:
         return StateReply(
             epoch=max((state.epoch for state in states), default=0),
             steps=self._allocation.step_count,
-            superseded=not self._membership.may_decide(),
+            superseded=not self._membership.leases.may_decide(self._clock.monotonic()),
             replica=self._membership.id,
             apps=tuple(states),
         )
@@ -141,7 +141,7 @@ class Queries:
         index = cluster.app_index(app)
         pools, rows = allocation.pools(), cluster.rows
         quota_held, limit_held = committed_limits(rows, allocation.table.observe_only[rows.app])
-        now_ns = monotonic_ns(self._clock)
+        now_ns = self._clock.monotonic_ns()
         containers = tuple(
             ContainerState(
                 container=cluster.keys[row],

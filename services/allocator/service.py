@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
 
@@ -17,9 +17,8 @@ from schemas.message import Message
 from schemas.oom import MemoryRequest
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, NODES, BucketSpec
-from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE, Subject
+from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE
 from services._runtime.bus.api import Delivery, Entry, RequestRefusedError, Subscription
-from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, span
@@ -51,10 +50,9 @@ class Allocator:
         self._log = runtime.log
         self._allocation = allocation = AllocationCycle(int(self._settings.warm_up_s * 1e9))
         self._membership = Membership(runtime, Callbacks(self._acquire, self._release))
-        self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, lambda: allocation.cluster.group_count)
-        self._sender = UpdateSender(
-            runtime, allocation, self._step_time, self._after_replies, self._membership.may_decide
-        )
+        expected = partial(getattr, allocation.cluster, "group_count")
+        self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, expected)
+        self._sender = UpdateSender(runtime, allocation, self._step_time, self._after_replies, self._membership.leases)
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
         self._queries = Queries(allocation, self._membership, self._clock, self._history)
         self._subscriptions: list[Subscription] = []
@@ -102,7 +100,7 @@ class Allocator:
     # -- ownership ---------------------------------------------------------------------------------------------
 
     async def _acquire(self, app: str, epoch: int) -> None:
-        self._allocation.acquire(app, epoch, monotonic_ns(self._clock))
+        self._allocation.acquire(app, epoch, self._clock.monotonic_ns())
         await self._inbox.subscribe(app)
 
     def _release(self, app: str) -> None:
@@ -119,7 +117,7 @@ class Allocator:
     # -- the step ----------------------------------------------------------------------------------------------
 
     def _step(self, batches: list[CfsBatch]) -> None:
-        if not self._membership.may_decide():
+        if not self._may_decide():
             return
         now_s = self._clock.monotonic()
         reclaim = now_s - self._reclaimed_s >= self._settings.reclaim_every_s
@@ -132,9 +130,13 @@ class Allocator:
             self._fenced_s = now_s
             self._order(self._allocation.fences_due(self._step_time()))
 
+    def _may_decide(self) -> bool:
+        """Whether this replica may decide for what it holds: its heartbeat was renewed in time."""
+        return self._membership.leases.may_decide(self._clock.monotonic())
+
     def _step_time(self, *, reclaim: bool = False) -> StepTime:
         return StepTime(
-            monotonic_ns(self._clock),
+            self._clock.monotonic_ns(),
             self._clock.time_ns(),
             reclaim,
             int(self._settings.stale_after_s * 1e9),
@@ -157,12 +159,13 @@ class Allocator:
 
     def _act(self, outcome: Outcome) -> None:
         self._order(outcome.updates)
-        if not self._membership.may_decide():  # stopped (SIGSTOP, starved) meanwhile: a successor may have taken over
+        if not self._may_decide():  # stopped (SIGSTOP, starved) meanwhile: a successor may have taken over
             return
         for decisions in outcome.decisions:
-            self.changes += decisions.row_count
-            self._bus.publish(_decisions_subject(self._bus.root, decisions.app), decisions)
-            if decisions.row_count:
+            changes = decisions.row_count
+            self.changes += changes
+            self._bus.publish(LIMIT_DECISIONS.subject(self._bus.root, app=decisions.app), decisions)
+            if changes:
                 self._history[decisions.app].append(decisions)
         for refusal in outcome.refusals:
             self._publish_refusal(refusal)
@@ -173,7 +176,7 @@ class Allocator:
     def _after_replies(self) -> None:
         """Redistribute what replies have freed."""
         self._release_lost()
-        if self._membership.may_decide():
+        if self._may_decide():
             self._act(self._allocation.redistribute(self._step_time()))
 
     async def _on_memory_request(self, delivery: Delivery) -> Message:
@@ -203,7 +206,7 @@ class Allocator:
         return reply
 
     def _require_ownership(self, app: str) -> None:
-        if not self._membership.may_decide() or app not in self._membership.leases.held:
+        if not self._may_decide() or app not in self._membership.leases.held:
             raise RequestRefusedError(503, f"{app} has no owner at present: retry")
 
     # -- applications and nodes --------------------------------------------------------------------------------
@@ -235,10 +238,10 @@ class Allocator:
             if epoch is not None and not self._allocation.epoch_of(
                 app
             ):  # withdrawn and announced again before the lease was released
-                self._allocation.acquire(app, epoch, monotonic_ns(self._clock))
+                self._allocation.acquire(app, epoch, self._clock.monotonic_ns())
         else:
             updates = self._allocation.withdraw(app, self._step_time())
-            self._order(updates if self._membership.may_decide() else ())
+            self._order(updates if self._may_decide() else ())
         self._membership.set_announced(app, announced=message is not None)
         self._log.info("app_spec_changed", app=app, announced=message is not None)
 
@@ -251,7 +254,7 @@ class Allocator:
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + 1.0)
             now_s = self._clock.monotonic()
-            if not self._membership.may_decide():
+            if not self._may_decide():
                 self._paused_s = now_s
             if now_s - self._paused_s < after_s:
                 continue
@@ -304,8 +307,3 @@ class Allocator:
         self._runtime.telemetry.observe_rows(
             app_metrics.NAMES, "app", lambda: app_metrics.app_metrics(allocation, count)
         )
-
-
-@lru_cache(maxsize=1 << 16)
-def _decisions_subject(root: str, app: str) -> Subject:
-    return LIMIT_DECISIONS.subject(root, app=app)

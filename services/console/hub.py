@@ -1,8 +1,8 @@
 """Fan-out from the bus to the open pages, with a bounded queue per page, so that a slow page never blocks. No I/O.
 
 A page receives frames: four bytes of length (big-endian), then a message as msgpack of that length. A new page first
-receives the current state and the newest facts. Observations are dropped for a page that does not keep up; a page whose
-facts overflow, too, is disconnected, and reconnects.
+receives the current state and the newest durable events. Observations are dropped for a page that does not keep up; a
+page whose durable events overflow, too, is disconnected, and reconnects.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgpack
 
 from services.cli.apps.subscriptions import Deduplicator
 
-REMEMBERED_FACTS: Final = 400
-"""Newest facts of each kind that a new page receives."""
+REMEMBERED_EVENTS: Final = 400
+"""Newest durable events of each kind that a new page receives."""
 LOSSY_BYTES: Final = 1 << 20
 """A page with more queued than this gets no observations."""
 CUT_OFF_BYTES: Final = 8 << 20
@@ -82,7 +82,7 @@ class Hub:
     def __init__(self) -> None:
         self._pages: set[Page] = set()
         self._current: dict[str, bytes] = {}
-        self._facts: dict[str, deque[bytes]] = {}
+        self._events: dict[str, deque[bytes]] = {}
         self._deduplicator = Deduplicator()
         self._joined = asyncio.Event()
 
@@ -97,7 +97,7 @@ class Hub:
 
     def join(self) -> Page:
         """A page opens."""
-        page = Page(map(frame, itertools.chain(self._current.values(), *self._facts.values())))
+        page = Page(map(frame, itertools.chain(self._current.values(), *self._events.values())))
         self._pages.add(page)
         self._joined.set()
         return page
@@ -113,10 +113,10 @@ class Hub:
         if self._pages:
             self._broadcast(data, lossy=True)
 
-    def broadcast_fact(self, kind: str, data: bytes) -> None:
-        """Send a fact once, and keep it among the newest of its kind."""
+    def broadcast_event(self, kind: str, data: bytes) -> None:
+        """Send a durable event once, and keep it among the newest of its kind."""
         if self._deduplicator.is_new(data):
-            self._facts.setdefault(kind, deque(maxlen=REMEMBERED_FACTS)).append(data)
+            self._events.setdefault(kind, deque(maxlen=REMEMBERED_EVENTS)).append(data)
             self._broadcast(data)
 
     def set(self, key: str, data: bytes) -> None:

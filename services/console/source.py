@@ -80,7 +80,7 @@ class _BusSource:
             with suppress(SubjectError):
                 self.networks.add(template.parse(self.bus.root, delivery.subject)["node"])
         with suppress(CodecError):  # it came in this size: it cannot be too large
-            self.hub.broadcast_fact(message.type_name, encode(message))
+            self.hub.broadcast_event(message.type_name, encode(message))
 
     def entry(self, spec: BucketSpec) -> Callable[[str, Entry | None], None]:
         """A watch callback for a bucket."""

@@ -24,12 +24,12 @@ from services.reconciler.full_reconcile import CompletedReconcile, ReconcileResu
 from services.reconciler.path_auditor import PathStatus
 from services.reconciler.watcher import MAX_DESTINATIONS, Change
 
-OPERATIONS_PER_FACT: Final = 150
+OPERATIONS_PER_EVENT: Final = 150
 """Of 320 bytes at most; an event of the stream has 64 KiB (`schemas.streams.TC_STREAM`)."""
-PASSES_PER_FACT: Final = 1_000
-BACKLOG_FACTS: Final = 32
+PASSES_PER_EVENT: Final = 1_000
+BACKLOG_EVENTS: Final = 32
 """Queued events above which reconciles are merged."""
-LONG_BACKLOG_FACTS: Final = 5_000
+LONG_BACKLOG_EVENTS: Final = 5_000
 MAX_UNPUBLISHED_OPERATIONS: Final = 500_000
 """Operations in the outbox, about 200 bytes each."""
 _PROBLEMS: Final = 5
@@ -152,9 +152,9 @@ class EventPublisher:
             operations = operations[:free]
         event = event.model_copy(update={"lost_operations": self._lost_unreported})
         self._lost_unreported = 0
-        if len(operations) > OPERATIONS_PER_FACT:
+        if len(operations) > OPERATIONS_PER_EVENT:
             self.flush()
-            parts = [operations[i : i + OPERATIONS_PER_FACT] for i in range(0, len(operations), OPERATIONS_PER_FACT)]
+            parts = [operations[i : i + OPERATIONS_PER_EVENT] for i in range(0, len(operations), OPERATIONS_PER_EVENT)]
             for number, part in enumerate(parts, 1):
                 self._send(event.model_copy(update={"part": number, "parts": len(parts), "operations": part}))
             return
@@ -162,12 +162,14 @@ class EventPublisher:
         pending = self._pending
         if pending is None:
             self._pending = _Pending(event.pass_id, event)
-        elif len(pending.event.operations) + len(operations) > OPERATIONS_PER_FACT or pending.passes >= PASSES_PER_FACT:
+        elif (
+            len(pending.event.operations) + len(operations) > OPERATIONS_PER_EVENT or pending.passes >= PASSES_PER_EVENT
+        ):
             self.flush()
             self._pending = _Pending(event.pass_id, event)
         else:
             pending.absorb(event)
-        if self.pending_facts <= BACKLOG_FACTS:
+        if self.pending_events <= BACKLOG_EVENTS:
             self.flush()
 
     def flush(self) -> None:
@@ -179,7 +181,7 @@ class EventPublisher:
     def poll(self) -> None:
         """Publish the merged event once the outbox has drained. Call periodically."""
         self._note_stored()
-        if self._pending is not None and self.pending_facts <= BACKLOG_FACTS:
+        if self._pending is not None and self.pending_events <= BACKLOG_EVENTS:
             self.flush()
 
     def _send(self, event: TcEvent) -> None:
@@ -187,11 +189,11 @@ class EventPublisher:
         self.bus.publish_event(TC_EVENTS.subject(self.bus.root, node=self.node), event, message_id=message_id)
         # Of a reconcile in several parts only the last one completes it.
         ended = event.pass_id if event.part == event.parts else event.pass_id - 1
-        published = self.bus.counters.get("events_published", 0) + self.pending_facts
+        published = self.bus.counters.get("events_published", 0) + self.pending_events
         self._unacknowledged.append(_Unacknowledged(published, len(event.operations), ended))
 
     @property
-    def pending_facts(self) -> int:
+    def pending_events(self) -> int:
         """Events in the outbox."""
         return self.bus.counters.get("events_pending", 0)
 

@@ -25,7 +25,7 @@ from services.reconciler.adapters.network import KernelNetwork
 from services.reconciler.adapters.rights import missing_capability
 from services.reconciler.audit_checkpoint import CheckpointFile
 from services.reconciler.drain_watch import DrainWatch
-from services.reconciler.events import BACKLOG_FACTS, LONG_BACKLOG_FACTS, EventPublisher
+from services.reconciler.events import BACKLOG_EVENTS, LONG_BACKLOG_EVENTS, EventPublisher
 from services.reconciler.fast_path_guard import FastPathGuard, RemovedOverrides
 from services.reconciler.full_reconcile import CompletedReconcile, Reconciliation
 from services.reconciler.hint_listener import HintListener
@@ -260,12 +260,12 @@ class Reconciler:
         )
 
     def _snapshot_read(self, snapshot: Snapshot) -> None:
-        now_s, waiting = self._clock.monotonic(), self.publisher.pending_facts
+        now_s, waiting = self._clock.monotonic(), self.publisher.pending_events
         self.publisher.vtep = self._listener.hints.own_vtep = own_vtep(snapshot)
-        defer_macs = waiting > BACKLOG_FACTS and now_s < self._macs_published_s + MAC_EVENT_INTERVAL_S
+        defer_macs = waiting > BACKLOG_EVENTS and now_s < self._macs_published_s + MAC_EVENT_INTERVAL_S
         if not defer_macs:
             self._macs_published_s = now_s
-        for change in self._watcher.update(snapshot, defer_macs=defer_macs, defer_all=waiting > LONG_BACKLOG_FACTS):
+        for change in self._watcher.update(snapshot, defer_macs=defer_macs, defer_all=waiting > LONG_BACKLOG_EVENTS):
             self.publisher.publish_change(change)
         if self._auditor is not None:
             self._auditor.changed()

@@ -1,7 +1,7 @@
 """What usage readings between two samples cost: ``make bench-scale ARGS=--polls``.
 
 Where only files can be read, an agent polls the usage of idle containers between two samples, and tells at once of one
-that has used up its quota (`services.agent.sampling.sampler.QuotaWatch`). Measured without and with polls in turn: the
+that has used up its quota (`services.agent.sampling.usage.QuotaWatch`). Measured without and with polls in turn: the
 agent on real control groups, and allocators with synthetic agents whose polls send early batches.
 """
 

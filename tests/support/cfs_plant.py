@@ -8,6 +8,7 @@ behind measured/policy.md does).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from services.allocator.cpu import escra as policy_escra
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.cpu.escra import EscraState
-from services.allocator.cpu.pipeline import CpuParameters, CpuPolicy, CpuTargets, CpuView
+from services.allocator.cpu.pipeline import CpuParameters, CpuTargets, CpuView
 from services.allocator.cpu.waterfill import WaterfillState
 
 PERIOD_US = 100_000
@@ -39,7 +40,8 @@ def parameters(
 
 def decide(policy: ModuleType, state: Any, view: CpuView, rows: NDArray[np.int64]) -> CpuTargets:
     """Targets of a policy from what the slots ``rows`` of ``state`` hold, which then hold the new state."""
-    return CpuPolicy(state, policy.step).decide(view, rows)
+    targets: CpuTargets = state.decide(rows, partial(policy.step, view=view))
+    return targets
 
 
 @dataclass

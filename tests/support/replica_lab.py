@@ -137,12 +137,15 @@ class Member:
     @property
     def deciding(self) -> dict[str, int]:
         """What it would decide about now."""
-        return self.owned if self.replicas.may_decide() else {}
+        return self.owned if self.replicas.leases.may_decide(self.monotonic()) else {}
 
     # -- clock --
 
     def monotonic(self) -> float:
         return self.lab.loop.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.lab.loop.now_s * 1e9)
 
     def time_ns(self) -> int:
         return int(self.lab.loop.now_s * 1e9) + self.skew_ms * 1_000_000

@@ -31,7 +31,7 @@ class _Cut(NamedTuple):
 
 
 class _Shape(NamedTuple, Generic[Value]):
-    """What rows of one length look like."""
+    """Form of the rows of one length."""
 
     cuts: tuple[_Cut, ...]
     rows: dict[bytes, Value]

@@ -61,7 +61,7 @@ def set_link_up(ifindex: int, *, up: bool) -> Request:
 
 
 def decode_link(payload: bytes) -> Link | None:
-    """From RTM_NEWLINK or RTM_DELLINK; None for what a bridge tells of a port (AF_BRIDGE), which is no link.
+    """From RTM_NEWLINK or RTM_DELLINK; None for a message of a bridge about a port (AF_BRIDGE), which is no link.
 
     Raises:
         MalformedError: nonsense.

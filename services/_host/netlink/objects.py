@@ -1,4 +1,4 @@
-"""What the kernel holds, as values: one `Snapshot` is one look at links, forwarding tables, routes and tc rules.
+"""What the kernel holds, as values: one `Snapshot` has links, forwarding tables, routes and tc rules.
 
 Addresses are text in their canonical form (``ipaddress``, MAC addresses in lower case with colons). An ifindex of 0
 means none. Order of rows carries no meaning (invariant I8).
@@ -200,7 +200,7 @@ class Clsact:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look at the kernel. Rows are in no order."""
+    """State of the kernel, dumped once. Rows are in no order."""
 
     links: tuple[Link, ...] = ()
     fdb: tuple[FdbEntry, ...] = ()

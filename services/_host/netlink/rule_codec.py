@@ -16,7 +16,7 @@ _TO_TABLE: Final = 1
 
 
 class Rule(NamedTuple):
-    """Packets look into a table at some point of the order: ``ip rule add pref P lookup T protocol N``."""
+    """A table is looked up at this point of the order: ``ip rule add pref P lookup T protocol N``."""
 
     family: int
     table: int

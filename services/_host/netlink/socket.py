@@ -176,10 +176,10 @@ class NetlinkSocket:
         interrupted = False
         while True:
             data = self._receive()
-            ours = True
+            is_answer = True
             for kind, flags, answered, _, start, end in framed(data):
                 if answered != sequence:
-                    ours = False
+                    is_answer = False
                     break
                 interrupted = interrupted or bool(flags & DUMP_INTERRUPTED)
                 if kind not in {NLMSG_DONE, NLMSG_ERROR}:
@@ -189,7 +189,7 @@ class NetlinkSocket:
                     datagrams.append(data)
                     return None if interrupted or number else datagrams
                 raise OSError(number, f"dump (message type {request.kind}): {os.strerror(number)}")
-            if ours:
+            if is_answer:
                 datagrams.append(data)
 
     def _send(self, requests: Sequence[Request]) -> int:
@@ -204,7 +204,7 @@ class NetlinkSocket:
         return first
 
     def _receive(self) -> bytes:
-        """The next datagram of the kernel; others may send to us, and are not heard."""
+        """The next datagram of the kernel; those of other senders are dropped."""
         while True:
             try:
                 size, sender = self._connected().recvfrom_into(self._buffer, 0, socket.MSG_TRUNC)

@@ -62,7 +62,7 @@ def add_clsact(ifindex: int) -> Request:
 
 
 def delete_clsact(ifindex: int) -> Request:
-    """The hooks with every filter on them, whoever's."""
+    """The hooks with every filter on them, whichever process made it."""
     header = TCMSG.pack(0, ifindex, CLSACT_HANDLE, CLSACT_PARENT, 0)
     return Request(Rtm.DELQDISC, 0, header + text(TCA_KIND, "clsact"))
 

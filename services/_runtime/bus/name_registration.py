@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -115,8 +116,9 @@ class Registration:
     """A process' registration under a name. Call `hold` periodically; valid once that returned True."""
 
     def __init__(self, bus: Bus, spec: BucketSpec, name: str, clock: Clock) -> None:
-        self._bus = bus
-        self._spec = spec
+        self._open_bucket = partial(bus.bucket, spec)
+        self._bucket: KeyValue | None = None
+        self._ttl_s = spec.ttl_s or _WITHOUT_TTL_S
         self._name = name
         self._clock = clock
         self._revision = 0
@@ -135,7 +137,7 @@ class Registration:
             NameTakenError: it is alive; or this one had expired and another process took the name.
             BusError: the bucket cannot be read or written.
         """
-        bucket = self._bus.bucket(self._spec)
+        bucket = self._bucket = self._bucket or self._open_bucket()
         if self._revision:
             with suppress(RevisionConflictError):
                 self._revision = await bucket.update(self._name, info, self._revision)
@@ -146,7 +148,7 @@ class Registration:
         found = _found(await bucket.get(self._name))
         now_s = self._clock.monotonic()
         own = Owner(info.holder, info.incarnation)
-        claim = decide_claim(found, own, self._watched, (now_s, self._spec.ttl_s or _WITHOUT_TTL_S))
+        claim = decide_claim(found, own, self._watched, (now_s, self._ttl_s))
         if claim is Claim.WAIT and self._revision:
             claim = Claim.REFUSED  # this one expired while the process was paused or disconnected
         if claim is Claim.REFUSED:
@@ -176,9 +178,9 @@ class Registration:
             BusError: the bucket cannot be written; the registration expires.
         """
         revision, self._revision = self._revision, 0
-        if revision:
+        if revision and self._bucket is not None:
             with suppress(RevisionConflictError):
-                await self._bus.bucket(self._spec).delete(self._name, revision=revision)
+                await self._bucket.delete(self._name, revision=revision)
 
 
 @dataclass(slots=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from os import pread
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, TypeVar
 
 from services._host.cgroup_snapshot import WriteOutcome
 from services._host.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
@@ -19,6 +21,8 @@ from services.agent.state_files import FoundValues, StateDirectory, inode_of
 STAT_BYTES: Final = 1024
 NUMBER_BYTES: Final = 32
 _MEMORY_STAT_BYTES: Final = 8192
+_Handle = TypeVar("_Handle", bound="CgroupHandle")
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,40 @@ class SharedParts:
     """Of the containers whose handle is open."""
 
 
+def none_if_gone(read: Callable[[_Handle], _Read]) -> Callable[[_Handle], _Read | None]:
+    """For a reading of control files: None once the group has vanished."""
+
+    @wraps(read)
+    def guarded(handle: _Handle) -> _Read | None:
+        try:
+            return read(handle)
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+
+    return guarded
+
+
 class CgroupHandle(ABC):
     """One container's control files. After the group has gone every reading is None and every write VANISHED."""
 
+    _RECLAIMABLE_KEY: ClassVar[bytes]
+    r"""The line of memory.stat, as ``\nkey ``."""
+    _control_file: ControlFile
+    """Switches OOM control on and off."""
+    _control_on: bytes
+    """Its value while OOM control is enabled."""
+    _kills: int
+    """Descriptor of the file that counts kills."""
+
     __slots__ = (
+        "_control_file",
+        "_control_on",
         "_cpu_stat",
         "_files",
         "_found",
+        "_kills",
         "_kills_at",
         "_memory_stat",
         "_nr_periods_at",
@@ -120,61 +151,35 @@ class CgroupHandle(ABC):
 
     def read_oom_kills(self) -> int:
         """Kills by the kernel; 0 if vanished, or where the kernel does not count them (version 1 before Linux 4.13)."""
-        text = self._pread(self._kills_descriptor, STAT_BYTES)
+        text = self._pread(self._kills, STAT_BYTES)
         return 0 if text is None or self._kills_at is None else int(text.split()[self._kills_at])
 
     def read_reclaimable(self) -> int:
         """Inactive page cache, of groups below too; 0 if vanished."""
         text = self._pread(self._memory_stat, _MEMORY_STAT_BYTES)
-        _, _, after = (b"\n" + (text or b"")).partition(self._reclaimable_key)
+        _, _, after = (b"\n" + (text or b"")).partition(self._RECLAIMABLE_KEY)
         return int(after.split(maxsplit=1)[0]) if after else 0
-
-    @property
-    @abstractmethod
-    def _kills_descriptor(self) -> int:
-        """Of the file that counts kills."""
-
-    @property
-    @abstractmethod
-    def _reclaimable_key(self) -> bytes:
-        r"""The line of memory.stat, as ``\nkey ``."""
-
-    @property
-    @abstractmethod
-    def _control_file(self) -> ControlFile:
-        """The file that switches OOM control on and off."""
-
-    @property
-    @abstractmethod
-    def _control_on(self) -> bytes:
-        """Its value while OOM control is enabled."""
-
-    @property
-    @abstractmethod
-    def _control_off(self) -> bytes:
-        """Its value with which the kernel kills as it always does."""
 
     def oom_control_was_undone(self) -> bool:
         """Whether its value was modified externally."""
-        if not self._oom_controlled:
-            return False
-        try:
-            return self._control_file.refresh() != self._control_on
-        except OSError as error:
-            if is_gone(error):
-                return False
-            raise
+        return self._oom_controlled and self._control_value() not in {None, self._control_on}
+
+    @none_if_gone
+    def _control_value(self) -> bytes:
+        return self._control_file.refresh()
 
     def enable_oom_killer(self) -> WriteOutcome:
         """Leave out-of-memory to the kernel: blocked tasks go on, and its OOM killer works as always."""
         self._oom_controlled = False
-        try:
-            already = self._control_file.refresh() == self._control_off
-        except OSError as error:
-            if is_gone(error):
-                return WriteOutcome.VANISHED
-            raise
-        return WriteOutcome.WRITTEN if already else self._control_file.write(self._control_off)
+        value = self._control_value()
+        if value is None:
+            return WriteOutcome.VANISHED
+        return WriteOutcome.WRITTEN if value == self._control_off else self._control_file.write(self._control_off)
+
+    @property
+    @abstractmethod
+    def _control_off(self) -> bytes:
+        """Value of `_control_file` with which the kernel kills as it always does."""
 
     @property
     def oom_controlled(self) -> bool:
@@ -201,9 +206,19 @@ class CgroupHandle(ABC):
                 return None
             raise
 
-    @abstractmethod
     def enable_oom_control(self) -> None:
         """Enable OOM control; again: repair it, and follow usage."""
+        if self._usage == CLOSED:
+            return
+        try:
+            self._oom_controlled = self._enable_oom_control()
+        except OSError as error:
+            self._oom_controlled = False
+            self._parts.tally.failed_oom_controls += not is_gone(error)
+
+    @abstractmethod
+    def _enable_oom_control(self) -> bool:
+        """Whether it is enabled now. Raises OSError."""
 
     def restore(self) -> None:
         """Restore every value that was found before the first agent changed it, and remove its record.
@@ -243,7 +258,7 @@ class CgroupHandle(ABC):
             self._forget()
         self._close_control()
         self._files.close()
-        self._cpu_stat = self._usage = self._memory_stat = CLOSED
+        self._cpu_stat = self._usage = self._memory_stat = self._kills = CLOSED
 
     @abstractmethod
     def _close_control(self) -> None:

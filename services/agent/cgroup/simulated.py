@@ -13,18 +13,14 @@ from schemas.apps import PERIOD_US
 from schemas.containers import ContainerSource
 from services._host.cgroup_snapshot import (
     UNLIMITED,
-    Counters,
     CounterSnapshot,
-    Limits,
-    MemoryState,
     Notification,
     Pressure,
-    WriteOutcome,
     read_each,
 )
-from services._host.control_file import PAGE_BYTES, WriteTally
 from services._host.simulation.cfs_bandwidth import STEP_US, SimulatedContainer
 from services._host.simulation.load_profile import Scenario
+from services._host.simulation.machine import SimulatedHandle, SimulatedMachine
 from services.agent.memory.reserve_file import Amounts
 from services.agent.memory.reserve_store import ReserveStoreBase
 from services.agent.ports import (
@@ -51,11 +47,7 @@ class SimulatedApp:
 
 
 class SimulatedHost:
-    """A virtual machine; implements both `Host` and `Discovery`.
-
-    Time is the injected clock's, advanced in steps of 1 ms whenever something is read or written. Where the
-    containers want more than the machine has, each gets the same share of what it wants.
-    """
+    """A virtual machine; implements both `Host` and `Discovery`."""
 
     cgroup_version = 0
     telemetry_source = "simulated"
@@ -77,12 +69,9 @@ class SimulatedHost:
         """`node` makes the containers' ids differ from those of another simulated host."""
         self.cpu_count = cpu_count
         self.memory_bytes = memory_bytes
-        self.tally = WriteTally()
+        self._machine = SimulatedMachine(cpu_count, clock)
+        self.tally = self._machine.tally
         """What was written, like the real hosts'."""
-        self._clock = clock
-        self._zero_s = clock()
-        self._now_us = 0
-        self._containers: dict[str, SimulatedContainer] = {}
         self._found: list[FoundContainer] = []
         self._sinks: list[Callable[[Discovered], None]] = []
         for app in apps:
@@ -95,7 +84,7 @@ class SimulatedHost:
             container = SimulatedContainer(load.schedule, load.threads, chance.randrange(STEP_US, PERIOD_US, STEP_US))
             container.limit_bytes = app.limit_bytes
             container.set_quota(app.quota_us)
-            self._containers[container_id] = container
+            self._machine.containers[container_id] = container
             self._found.append(FoundContainer(container_id, app.app, load.name, ContainerSource.SIMULATED))
 
     @property
@@ -147,9 +136,9 @@ class SimulatedHost:
 
     def open(self, container: FoundContainer) -> SimulatedHandle | None:
         """A handle; None if the container was removed."""
-        if container.container_id not in self._containers:
+        if container.container_id not in self._machine.containers:
             return None
-        return SimulatedHandle(self, container.container_id)
+        return SimulatedHandle(self._machine, container.container_id)
 
     async def run(self, sink: Callable[[Discovered], None]) -> None:
         """Report all containers, then removals, until cancelled."""
@@ -164,159 +153,19 @@ class SimulatedHost:
 
     def remove(self, container_id: str) -> None:
         """Remove a container, as if it exited."""
-        del self._containers[container_id]
+        del self._machine.containers[container_id]
         self._found = [found for found in self._found if found.container_id != container_id]
         for sink in self._sinks:
             sink(GoneContainer(container_id))
+
+    def state_of(self, container_id: str) -> SimulatedContainer | None:
+        """Its state now; None if it was removed."""
+        return self._machine.state_of(container_id)
 
     @property
     def containers(self) -> tuple[FoundContainer, ...]:
         """All that run."""
         return tuple(self._found)
-
-    def state_of(self, container_id: str) -> SimulatedContainer | None:
-        """Its state now; None if it was removed."""
-        until_us = int((self._clock() - self._zero_s) * 1e6)
-        while self._now_us + STEP_US <= until_us:
-            self._step()
-        return self._containers.get(container_id)
-
-    def _step(self) -> None:
-        now_us = self._now_us
-        containers = self._containers.values()
-        wanted: list[float] = []
-        for container in containers:
-            container.end_periods(now_us)
-            wanted.append(0.0 if container.throttled else container.wanted_us(now_us))
-        capacity_us = self.cpu_count * STEP_US
-        share = min(1.0, capacity_us / total) if (total := sum(wanted)) > 0 else 1.0
-        for container, wanted_us in zip(containers, wanted, strict=True):
-            container.run(wanted_us * share)
-        self._now_us = now_us + STEP_US
-
-
-class SimulatedHandle:
-    """One simulated container's controls; `ContainerHandle`."""
-
-    __slots__ = ("_container_id", "_host", "_original")
-
-    def __init__(self, host: SimulatedHost, container_id: str) -> None:
-        self._host = host
-        self._container_id = container_id
-        self._original = self.read_limits()
-
-    def _now(self) -> SimulatedContainer | None:
-        return self._host.state_of(self._container_id)
-
-    def read(self) -> Counters | None:
-        """Counters now. None: removed."""
-        c = self._now()
-        if c is None:
-            return None
-        return Counters(c.nr_periods, c.nr_throttled, c.throttled_us, int(c.usage_us), c.memory_bytes)
-
-    def read_periods(self) -> int | None:
-        """Only nr_periods. None: removed."""
-        container = self._now()
-        return None if container is None else container.nr_periods
-
-    def read_usage(self) -> int | None:
-        """Processor time in microseconds. None: removed."""
-        container = self._now()
-        return None if container is None else int(container.usage_us)
-
-    def read_limits(self) -> Limits | None:
-        """Limits as held. None: removed."""
-        container = self._now()
-        return None if container is None else Limits(container.quota_us, container.limit_bytes)
-
-    def read_quota(self) -> int | None:
-        """The quota as held. None: removed."""
-        container = self._now()
-        return None if container is None else container.quota_us
-
-    def read_oom_kills(self) -> int:
-        """Kills for memory; 0 if removed."""
-        container = self._now()
-        return 0 if container is None else container.oom_kills
-
-    def write_quota(self, quota_us: int) -> WriteOutcome:
-        """Set the quota; refills, like the kernel."""
-        container = self._now()
-        if container is None:
-            return WriteOutcome.VANISHED
-        self._count("quota_us", unchanged=container.quota_us == quota_us)
-        container.set_quota(quota_us)
-        return WriteOutcome.WRITTEN
-
-    def write_memory(self, limit_bytes: int) -> WriteOutcome:
-        """Set the memory limit; REFUSED below usage."""
-        container = self._now()
-        if container is None:
-            return WriteOutcome.VANISHED
-        limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES
-        if limit_bytes < container.memory_bytes:
-            self._host.tally.refused += 1
-            return WriteOutcome.REFUSED
-        self._count("limit_bytes", unchanged=container.limit_bytes == limit_bytes)
-        container.limit_bytes = limit_bytes
-        return WriteOutcome.WRITTEN
-
-    def read_memory(self) -> MemoryState | None:
-        """Memory now; there is no OOM wait. None: removed."""
-        c = self._now()
-        return None if c is None else MemoryState(c.memory_bytes, c.limit_bytes, paused=False, oom_kills=c.oom_kills)
-
-    def read_reclaimable(self) -> int:
-        """There is no page cache."""
-        return 0
-
-    def enable_oom_control(self) -> None:
-        """Not simulated: at the limit the container is killed."""
-
-    @property
-    def oom_controlled(self) -> bool:
-        """Never."""
-        return False
-
-    def oom_control_was_undone(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def oom_wait_since_ns(self) -> int | None:
-        """There is no OOM wait."""
-        return None
-
-    def record_oom_wait(self, since_ns: int | None) -> None:
-        """There is no OOM wait."""
-
-    def enable_oom_killer(self) -> WriteOutcome:
-        """Nothing to release."""
-        return WriteOutcome.VANISHED if self._now() is None else WriteOutcome.WRITTEN
-
-    def _count(self, what: str, *, unchanged: bool) -> None:
-        tally = self._host.tally
-        tally.writes_by_file[what] = tally.writes_by_file.get(what, 0) + 1
-        tally.no_op_writes += unchanged
-
-    def restore(self) -> None:
-        """Restore the limits found at opening; a memory limit below usage stays as it is."""
-        container = self._now()
-        if container is None or self._original is None:
-            return
-        if container.quota_us != self._original.quota_us:
-            self.write_quota(self._original.quota_us)
-        if container.limit_bytes == self._original.memory_bytes:
-            return
-        if self._original.memory_bytes == UNLIMITED:
-            self._count("limit_bytes", unchanged=False)
-            container.limit_bytes = UNLIMITED
-        else:
-            self.write_memory(self._original.memory_bytes)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class InMemoryReserveStore(ReserveStoreBase):

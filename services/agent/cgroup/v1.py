@@ -12,9 +12,9 @@ from typing import Final
 
 from schemas.apps import PERIOD_US
 from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, NotificationKind, WriteOutcome
-from services._host.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone, read_once
+from services._host.control_file import CLOSED, PAGE_BYTES, field_positions, read_once
 from services._host.usage_thresholds import UsageThresholds, write_event
-from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
+from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts, none_if_gone
 from services.agent.cgroup.host import CgroupHost
 from services.agent.state_files import FoundValues
 
@@ -22,7 +22,7 @@ _HUGE: Final = 1 << 62
 """Version 1 prints "no limit" as the largest multiple of the page size."""
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_time")
 _PERIOD: Final = b"%d" % PERIOD_US
-_DISABLED, _ENABLED = b"1", b"0"
+_DISABLED: Final = b"1"
 """oom_kill_disable."""
 
 
@@ -34,12 +34,13 @@ class CgroupV1Handle(CgroupHandle):
     hit: then usage is below its own limit, and raising that does not help.
     """
 
+    _RECLAIMABLE_KEY = b"\ntotal_inactive_file "
+
     __slots__ = (
         "_cpuacct_usage",
         "_hits_path",
         "_limit",
         "_memsw",
-        "_oom_control",
         "_oom_event",
         "_period",
         "_quota",
@@ -62,23 +63,20 @@ class CgroupV1Handle(CgroupHandle):
         has_memsw = Path(f"{memory}/memory.memsw.limit_in_bytes").exists()
         self._memsw = files.control(memory, "memory.memsw.limit_in_bytes") if has_memsw else None
         self._hits_path = f"{memory}/memory.failcnt"
-        self._oom_control = files.switch(memory, "memory.oom_control")
-        kills_at = field_positions(files.read(self._oom_control.descriptor, STAT_BYTES), (b"oom_kill",))
+        self._control_file, self._control_on = files.switch(memory, "memory.oom_control"), _DISABLED
+        self._kills = self._control_file.descriptor
+        kills_at = field_positions(files.read(self._kills, STAT_BYTES), (b"oom_kill",))
         self._kills_at = kills_at[0] if kills_at else None
         self._thresholds: UsageThresholds | None = None
         self._oom_event = CLOSED
         self._adopt_originals()
 
-    def read(self) -> Counters | None:
-        """Counters now (both kernel times are nanoseconds), or None if the container has vanished."""
-        try:
-            stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
-            usage_ns = pread(self._cpuacct_usage, NUMBER_BYTES, 0)
-            memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+    @none_if_gone
+    def read(self) -> Counters:
+        """Counters now; both kernel times are nanoseconds."""
+        stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
+        usage_ns = pread(self._cpuacct_usage, NUMBER_BYTES, 0)
+        memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
         periods_at, throttled_at, throttled_time_at = self._stat_at
         return Counters(
             int(stat[periods_at]),
@@ -93,44 +91,32 @@ class CgroupV1Handle(CgroupHandle):
         text = self._pread(self._cpuacct_usage, NUMBER_BYTES)
         return None if text is None else int(text) // 1000
 
-    def read_limits(self) -> Limits | None:
-        """Limits as the kernel holds them, the quota scaled to `PERIOD_US`. None: vanished."""
-        try:
-            quota_us = self._refresh_quota()
-            limit_bytes = int(self._limit.refresh())
-            if self._memsw is not None:
-                self._memsw.refresh()
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+    @none_if_gone
+    def read_limits(self) -> Limits:
+        """Limits as the kernel holds them, the quota scaled to `PERIOD_US`."""
+        quota_us = self._refresh_quota()
+        limit_bytes = int(self._limit.refresh())
+        if self._memsw is not None:
+            self._memsw.refresh()
         return Limits(quota_us, UNLIMITED if limit_bytes >= _HUGE else limit_bytes)
 
-    def read_quota(self) -> int | None:
-        """Only the quota. None: vanished."""
-        try:
-            return self._refresh_quota()
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+    @none_if_gone
+    def read_quota(self) -> int:
+        """Only the quota."""
+        return self._refresh_quota()
 
     def _refresh_quota(self) -> int:
         """Per `PERIOD_US`. Raises OSError."""
         quota_us, period_us = int(self._quota.refresh()), int(self._period.refresh())
         return UNLIMITED if quota_us < 0 else quota_us * PERIOD_US // period_us
 
-    def read_memory(self) -> MemoryState | None:
-        """Usage, limit and under_oom. None: vanished."""
-        try:
-            usage = pread(self._usage, NUMBER_BYTES, 0)
-            limit_bytes = int(self._limit.refresh())
-            oom_control = pread(self._oom_control.descriptor, STAT_BYTES, 0).split()
-            hits = read_once(self._hits_path, NUMBER_BYTES)
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+    @none_if_gone
+    def read_memory(self) -> MemoryState:
+        """Usage, limit and under_oom."""
+        usage = pread(self._usage, NUMBER_BYTES, 0)
+        limit_bytes = int(self._limit.refresh())
+        oom_control = pread(self._kills, STAT_BYTES, 0).split()
+        hits = read_once(self._hits_path, NUMBER_BYTES)
         return MemoryState(
             int(usage),
             UNLIMITED if limit_bytes >= _HUGE else limit_bytes,
@@ -138,14 +124,6 @@ class CgroupV1Handle(CgroupHandle):
             int(oom_control[self._kills_at]) if self._kills_at is not None else 0,
             int(hits),
         )
-
-    @property
-    def _kills_descriptor(self) -> int:
-        return self._oom_control.descriptor
-
-    @property
-    def _reclaimable_key(self) -> bytes:
-        return b"\ntotal_inactive_file "
 
     def write_quota(self, quota_us: int) -> WriteOutcome:
         """Set the quota per `PERIOD_US`, and the period where the kernel holds another one."""
@@ -196,23 +174,19 @@ class CgroupV1Handle(CgroupHandle):
             self._memsw.write(b"%d" % memsw_bytes)  # refused only if that much is swapped out: then it stays higher
         return outcome
 
-    def enable_oom_control(self) -> None:
+    @property
+    def _control_off(self) -> bytes:
+        return b"0"
+
+    def _enable_oom_control(self) -> bool:
         """Disable the OOM killer and follow usage with the thresholds."""
-        if self._usage == CLOSED:
-            return
-        try:
-            self._watch()
-            if self._oom_control.refresh() != _DISABLED:
-                self._save_controlled(
-                    self._oom_control, self._limit, *([self._memsw] if self._memsw is not None else ())
-                )
-                self._oom_control.write(_DISABLED)
-            self._oom_controlled = self._oom_control.value == _DISABLED
-            if self._thresholds is not None:
-                self._thresholds.follow(int(pread(self._usage, NUMBER_BYTES, 0)))
-        except OSError as error:
-            self._oom_controlled = False
-            self._parts.tally.failed_oom_controls += not is_gone(error)
+        self._watch()
+        if self._control_file.refresh() != _DISABLED:
+            self._save_controlled(self._control_file, self._limit, *([self._memsw] if self._memsw is not None else ()))
+            self._control_file.write(_DISABLED)
+        if self._thresholds is not None:
+            self._thresholds.follow(int(pread(self._usage, NUMBER_BYTES, 0)))
+        return self._control_file.value == _DISABLED
 
     def _watch(self) -> None:
         """Register the OOM event, and create thresholds where there are none, or too many. Raises OSError."""
@@ -221,7 +195,7 @@ class CgroupV1Handle(CgroupHandle):
             event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             try:
                 notifications.watch(event, self.key, NotificationKind.PAUSED)
-                write_event(memory, event, self._oom_control.descriptor)  # signals at once if tasks wait already
+                write_event(memory, event, self._kills)  # signals at once if tasks wait already
             except OSError:
                 notifications.forget(event)
                 os.close(event)
@@ -232,18 +206,6 @@ class CgroupV1Handle(CgroupHandle):
         if self._thresholds is None:
             self._thresholds = thresholds = UsageThresholds(memory, self._parts.registrar)
             notifications.watch(thresholds.eventfd, self.key, NotificationKind.NEAR)
-
-    @property
-    def _control_file(self) -> ControlFile:
-        return self._oom_control
-
-    @property
-    def _control_on(self) -> bytes:
-        return _DISABLED
-
-    @property
-    def _control_off(self) -> bytes:
-        return _ENABLED
 
     def _put_back(self) -> None:
         """A memory limit that is now below usage cannot be restored: it stays."""
@@ -256,8 +218,8 @@ class CgroupV1Handle(CgroupHandle):
             self._limit.write(self._limit.original)
         if self._memsw is not None and self._memsw.needs_restoring:
             self._memsw.write(self._memsw.original)
-        if self._oom_control.needs_restoring:
-            self._oom_control.write(self._oom_control.original)
+        if self._control_file.needs_restoring:
+            self._control_file.write(self._control_file.original)
 
     def _drop_thresholds(self) -> None:
         if self._thresholds is not None:

@@ -13,8 +13,8 @@ from typing import Final
 from schemas.apps import PERIOD_US
 from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, NotificationKind, WriteOutcome
 from services._host.cgroupfs import CgroupLayout
-from services._host.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
-from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
+from services._host.control_file import PAGE_BYTES, field_positions
+from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts, none_if_gone
 from services.agent.cgroup.host import CgroupHost
 from services.agent.ports import ContainerHandle, FoundContainer, UnmanageableError
 from services.agent.state_files import FoundValues, StateDirectory
@@ -54,7 +54,9 @@ class CgroupV2Handle(CgroupHandle):
     memory.events notifies. A lower memory.high that others have set (`external_high`) stays, and is restored.
     """
 
-    __slots__ = ("_control_high", "_cpu_max", "_high", "_hits_at", "_max", "_memory_events", "_watched")
+    _RECLAIMABLE_KEY = b"\ninactive_file "
+
+    __slots__ = ("_cpu_max", "_hits_at", "_max", "_watched")
 
     def __init__(self, found: FoundValues, parts: SharedParts) -> None:
         """Open everything.
@@ -64,35 +66,30 @@ class CgroupV2Handle(CgroupHandle):
         """
         super().__init__(found, parts, _CPU_KEYS, "memory.current")
         cpu, memory, files = found.directories["cpu"], found.directories["memory"], self._files
-        self._memory_events = files.reader(f"{memory}/memory.events")
-        kills_at = field_positions(files.read(self._memory_events, STAT_BYTES), (b"oom_kill",))
+        self._kills = files.reader(f"{memory}/memory.events")
+        kills_at = field_positions(files.read(self._kills, STAT_BYTES), (b"oom_kill",))
         self._kills_at = kills_at[0] if kills_at else None
-        hits_at = field_positions(files.read(self._memory_events, STAT_BYTES), (b"max",))
+        hits_at = field_positions(files.read(self._kills, STAT_BYTES), (b"max",))
         self._hits_at = hits_at[0] if hits_at else None
         self._cpu_max = files.control(cpu, "cpu.max")
         self._max = files.control(memory, "memory.max")
-        self._high = files.control(memory, "memory.high")
-        self._control_high = self._high.value
-        """The memory.high of OOM control."""
+        self._control_file = files.control(memory, "memory.high")
+        self._control_on = self._control_file.value
         self._watched = False
         self._adopt_originals()
         if self.external_high_bytes is None:
-            self._high.original = _MAX
+            self._control_file.original = _MAX
 
     @property
     def external_high_bytes(self) -> int | None:
         """The memory.high that the container came with, or that others have set since. None: there is none."""
-        return external_high(self._high.original, self._max.original)
+        return external_high(self._control_file.original, self._max.original)
 
-    def read(self) -> Counters | None:
-        """Counters now, or None if the container has vanished."""
-        try:
-            stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
-            memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+    @none_if_gone
+    def read(self) -> Counters:
+        """Counters now."""
+        stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
+        memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
         periods_at, throttled_at, throttled_time_at, usage_at = self._stat_at
         return Counters(
             int(stat[periods_at]),
@@ -107,55 +104,35 @@ class CgroupV2Handle(CgroupHandle):
         text = self._pread(self._cpu_stat, STAT_BYTES)
         return None if text is None else int(text.split()[self._stat_at[3]])
 
-    def read_limits(self) -> Limits | None:
-        """cpu.max scaled to `PERIOD_US`, and memory.max, as the kernel holds them. None: vanished."""
-        try:
-            quota_us = self._refresh_quota()
-            limit_bytes = _as_number(self._max.refresh())
-            self._high.refresh()
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+    @none_if_gone
+    def read_limits(self) -> Limits:
+        """cpu.max scaled to `PERIOD_US`, and memory.max, as the kernel holds them."""
+        quota_us = self._refresh_quota()
+        limit_bytes = _as_number(self._max.refresh())
+        self._control_file.refresh()
         return Limits(quota_us, limit_bytes)
 
-    def read_quota(self) -> int | None:
-        """Only the quota. None: vanished."""
-        try:
-            return self._refresh_quota()
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+    @none_if_gone
+    def read_quota(self) -> int:
+        """Only the quota."""
+        return self._refresh_quota()
 
     def _refresh_quota(self) -> int:
         """Per `PERIOD_US`. Raises OSError."""
         quota, period_us = self._cpu_max.refresh().split()
         return UNLIMITED if quota == _MAX else int(quota) * PERIOD_US // int(period_us)
 
-    def read_memory(self) -> MemoryState | None:
-        """Usage, limit, and whether memory.high is passed. None: vanished."""
-        try:
-            usage_bytes = int(pread(self._usage, NUMBER_BYTES, 0))
-            limit_bytes = _as_number(self._max.refresh())
-            high = self._high.refresh()
-            events = pread(self._memory_events, STAT_BYTES, 0).split()
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
-        guarded = high not in (_MAX, self._high.original)  # a grant does not help at an external memory.high
+    @none_if_gone
+    def read_memory(self) -> MemoryState:
+        """Usage, limit, and whether memory.high is passed."""
+        usage_bytes = int(pread(self._usage, NUMBER_BYTES, 0))
+        limit_bytes = _as_number(self._max.refresh())
+        high = self._control_file.refresh()
+        events = pread(self._kills, STAT_BYTES, 0).split()
+        guarded = high not in (_MAX, self._control_file.original)  # a grant does not help at an external memory.high
         paused = guarded and usage_bytes >= int(high)
         kills, hits = (int(events[at]) if at is not None else 0 for at in (self._kills_at, self._hits_at))
         return MemoryState(usage_bytes, limit_bytes, paused, kills, hits)
-
-    @property
-    def _kills_descriptor(self) -> int:
-        return self._memory_events
-
-    @property
-    def _reclaimable_key(self) -> bytes:
-        return b"\ninactive_file "
 
     def write_quota(self, quota_us: int) -> WriteOutcome:
         """Set quota and period in one write."""
@@ -179,7 +156,7 @@ class CgroupV2Handle(CgroupHandle):
         return outcome
 
     def _decrease_memory(self, limit_bytes: int) -> WriteOutcome:
-        high_before = self._high.value
+        high_before = self._control_file.value
         has_margin = self._has_margin(limit_bytes)
         if has_margin is False:
             self._set_high(self._lower_of(limit_bytes - MARGIN_BYTES))
@@ -200,37 +177,31 @@ class CgroupV2Handle(CgroupHandle):
     def _high_for(self, limit_bytes: int) -> bytes:
         """Where memory.high belongs for a memory.max."""
         if not self._oom_controlled or limit_bytes == UNLIMITED:
-            return self._high.original
+            return self._control_file.original
         return self._lower_of(limit_bytes - high_margin_bytes(limit_bytes))
 
     def _lower_of(self, high_bytes: int) -> bytes:
         """This memory.high, or the external one."""
-        external = self._high.original
+        external = self._control_file.original
         return external if external != _MAX and int(external) < high_bytes else b"%d" % max(PAGE_BYTES, high_bytes)
 
     def _set_high(self, value: bytes) -> None:
-        if value != self._high.value:
-            self._high.write(value)
+        if value != self._control_file.value:
+            self._control_file.write(value)
         if self._oom_controlled:
-            self._control_high = value
+            self._control_on = value
 
-    def enable_oom_control(self) -> None:
+    def _enable_oom_control(self) -> bool:
         """Set memory.high for OOM control, and watch memory.events."""
-        if self._usage == CLOSED:
-            return
-        try:
-            if not self._watched:
-                self._parts.notifications.watch(self._memory_events, self.key, NotificationKind.NEAR, select.EPOLLPRI)
-                self._watched = True
-            self._high.refresh()
-            limit_bytes = _as_number(self._max.refresh())
-            self._save_controlled(self._high, self._max)
-            self._oom_controlled = True
-            self._set_high(self._high_for(limit_bytes))
-            self._oom_controlled = self._high.value == self._control_high
-        except OSError as error:
-            self._oom_controlled = False
-            self._parts.tally.failed_oom_controls += not is_gone(error)
+        if not self._watched:
+            self._parts.notifications.watch(self._kills, self.key, NotificationKind.NEAR, select.EPOLLPRI)
+            self._watched = True
+        self._control_file.refresh()
+        limit_bytes = _as_number(self._max.refresh())
+        self._save_controlled(self._control_file, self._max)
+        self._oom_controlled = True
+        self._set_high(self._high_for(limit_bytes))
+        return self._control_file.value == self._control_on
 
     def oom_control_was_undone(self) -> bool:
         """Whether memory.high was modified externally.
@@ -238,26 +209,18 @@ class CgroupV2Handle(CgroupHandle):
         A lower one than that of OOM control is kept, and so is any while an external one holds: False.
         """
         undone = super().oom_control_was_undone()
-        value, control = self._high.value, self._control_high
-        if not undone or (control != self._high.original and not _is_below(value, control)):
+        value, control = self._control_file.value, self._control_on
+        if not undone or (control != self._control_file.original and not _is_below(value, control)):
             return undone
-        self._high.original = self._control_high = value
-        self._found.values[self._high.name] = value.decode()
+        self._control_file.original = self._control_on = value
+        self._found.values[self._control_file.name] = value.decode()
         self._save()
         self._set_high(self._high_for(_as_number(self._max.value)))
         return False
 
     @property
-    def _control_file(self) -> ControlFile:
-        return self._high
-
-    @property
-    def _control_on(self) -> bytes:
-        return self._control_high
-
-    @property
     def _control_off(self) -> bytes:
-        return self._high.original
+        return self._control_file.original
 
     def _put_back(self) -> None:
         """A memory limit that is now too close to usage cannot be restored: it stays, and memory.high with it."""
@@ -270,14 +233,13 @@ class CgroupV2Handle(CgroupHandle):
                 self.write_memory(int(self._max.original))
         if self._max.needs_restoring:
             self._set_high(self._high_for(_as_number(self._max.value)))
-        elif self._high.needs_restoring:
-            self._high.write(self._high.original)
+        elif self._control_file.needs_restoring:
+            self._control_file.write(self._control_file.original)
 
     def _close_control(self) -> None:
         if self._watched:
-            self._parts.notifications.forget(self._memory_events)
+            self._parts.notifications.forget(self._kills)
         self._watched = False
-        self._memory_events = CLOSED
 
 
 def _is_below(high: bytes, other: bytes) -> bool:

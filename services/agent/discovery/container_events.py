@@ -13,7 +13,7 @@ from services.agent.ports import FoundContainer, RejectedContainer
 from services.agent.settings import AgentSettings
 
 REASON_CHARACTERS = 1_000
-"""Of an event, which may quote a label; a fact of the stream has 8 KiB."""
+"""Of an event, which may quote a label; an event of the stream has 8 KiB."""
 _UNNAMED = "unnamed"
 
 
@@ -29,7 +29,7 @@ class Detail:
 
 
 class ContainerEvents:
-    """Publishes a node's container events as facts."""
+    """Publishes a node's container events as durable events."""
 
     def __init__(self, runtime: Runtime[AgentSettings], incarnation: Incarnation) -> None:
         self._clock = runtime.clock

@@ -7,33 +7,23 @@ an event arriving. The docker package blocks, so two daemon threads use it and h
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import docker
-from docker.constants import DEFAULT_UNIX_SOCKET
-from docker.errors import DockerException, NotFound
-from docker.types.daemon import CancellableStream
-from docker.utils import kwargs_from_env
-from urllib3.exceptions import HTTPError
+from docker.errors import NotFound
 
 from schemas.containers import ContainerSource
+from services._host.docker_engine import FAILURES, FIRST_RETRY_S, LAST_RETRY_S, EngineEvents
 from services.agent.discovery.labels import APP_LABEL, NAME_LABEL, refuse_names
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 RELIST_S: Final = 5.0
-REQUEST_TIMEOUT_S: Final = 5
-FIRST_RETRY_S: Final = 0.1
-LAST_RETRY_S: Final = 2.0
 STOP_GRACE_S: Final = 1.0
 _SHOWN_LENGTH: Final = 200
 _EVENTS: Final = ["start", "restart", "die", "destroy", "rename"]
-_FAILURES: Final = (DockerException, OSError, HTTPError, ValueError)
-"""All that the docker package raises when the engine is away: requests' errors are OSErrors, and JSON cut off in
-the middle is a ValueError."""
 
 
 class Listed(NamedTuple):
@@ -110,96 +100,30 @@ class ContainerTable:
 
 
 class _Session:
-    """The two threads of one `DockerDiscovery.run`."""
+    """The two threads of one `DockerDiscovery.run`: the engine's events, each of which wakes the lister, and it."""
 
     def __init__(self, base_url: str | None, relist_s: float, report: Callable[[Discovered], None]) -> None:
-        self._base_url = base_url
+        self.events = EngineEvents(base_url, {"type": "container", "event": _EVENTS, "label": APP_LABEL})
         self._relist_s = relist_s
         self._report = report
         self._table = ContainerTable()
-        self._wanted = threading.Event()
-        self._stop = threading.Event()
-        self._stream_lock = threading.Lock()
-        self._stream: CancellableStream[Any] | None = None
         self.available = False
 
-    def _connect(self) -> docker.APIClient:
-        self._probe()
-        return docker.APIClient(version="auto", timeout=REQUEST_TIMEOUT_S, **self._where())
-
-    def _where(self) -> dict[str, Any]:
-        return {"base_url": self._base_url} if self._base_url is not None else {**kwargs_from_env()}
-
-    def _probe(self) -> None:
-        """Raise OSError if the engine does not listen at its socket.
-
-        The docker package leaves a socket unclosed when it cannot connect, which shows as a ResourceWarning.
-        """
-        url = self._where().get("base_url", DEFAULT_UNIX_SOCKET)
-        _, unix, path = url.partition("unix://")
-        if unix:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(REQUEST_TIMEOUT_S)
-                connection.connect(path)
-
-    def stop(self) -> None:
-        """Make both threads end soon; one that waits for the engine's reply ends after `REQUEST_TIMEOUT_S`."""
-        self._stop.set()
-        self._wanted.set()
-        with self._stream_lock:
-            if self._stream is not None:
-                self._stream.close()
-
-    def follow_events(self) -> None:
-        """Thread 1: every event of a labelled container wakes the lister."""
-        retry_s = FIRST_RETRY_S
-        while not self._stop.is_set():
-            try:
-                client = self._connect()
-            except _FAILURES:
-                self._stop.wait(retry_s)
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
-                continue
-            try:
-                self._read_stream(client)
-                retry_s = FIRST_RETRY_S
-            except _FAILURES:
-                self._stop.wait(retry_s)
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
-            finally:
-                self._wanted.set()
-                client.close()
-
-    def _read_stream(self, client: docker.APIClient) -> None:
-        filters = {"type": "container", "event": _EVENTS, "label": APP_LABEL}
-        stream = client.events(decode=True, filters=filters)
-        with self._stream_lock:
-            self._stream = stream
-        try:
-            if not self._stop.is_set():
-                self._wanted.set()  # for what happened before this stream was open
-                for _ in stream:
-                    self._wanted.set()
-        finally:
-            with self._stream_lock:
-                self._stream = None
-            stream.close()
-
     def list_containers(self) -> None:
-        """Thread 2: lists when woken, and every `relist_s`."""
+        """Lists when woken, and every `relist_s`."""
         client: docker.APIClient | None = None
         wait_s = FIRST_RETRY_S
-        while not self._stop.is_set():
-            self._wanted.clear()
+        while not self.events.stopped.is_set():
+            self.events.changed.clear()
             try:
                 if client is None:
-                    client = self._connect()
+                    client = self.events.connect()
                 else:
-                    self._probe()
+                    self.events.probe()
                 self._list_once(client)
                 self.available, wait_s = True, self._relist_s
                 self._report(SourceAnswered(ContainerSource.DOCKER))
-            except _FAILURES as error:
+            except FAILURES as error:
                 if isinstance(error, FileNotFoundError):  # no socket
                     self._report(SourceAnswered(ContainerSource.DOCKER, exists=False))
                 if client is not None:
@@ -207,7 +131,7 @@ class _Session:
                 client = None
                 wait_s = min(2 * wait_s, LAST_RETRY_S) if not self.available else FIRST_RETRY_S
                 self.available = False
-            self._wanted.wait(wait_s)
+            self.events.changed.wait(wait_s)
         if client is not None:
             client.close()
 
@@ -260,7 +184,7 @@ class DockerDiscovery:
 
         threads = [
             threading.Thread(target=run_thread, args=(body,), name=name, daemon=True)
-            for name, body in (("docker-events", session.follow_events), ("docker-list", session.list_containers))
+            for name, body in (("docker-events", session.events.follow), ("docker-list", session.list_containers))
         ]
         self._session = session
         for thread in threads:
@@ -271,7 +195,7 @@ class DockerDiscovery:
             running -= 1
             raise error if error is not None else RuntimeError("a docker thread ended by itself")
         finally:
-            session.stop()
+            session.events.stop()
             self._session = None
             try:
                 async with asyncio.timeout(STOP_GRACE_S):

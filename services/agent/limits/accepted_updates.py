@@ -82,8 +82,9 @@ class Admission:
             self.over_limit.add(container.app)
             return False
         committed = self._committed_of(container.app)
-        cpu_us = max(0, quota_us - _counted(container.quota_us, ordered=container.quota_ordered))
-        memory = max(0, limit_bytes - _counted(container.limit_bytes, ordered=container.limit_ordered))
+        # A limit that was never updated does not count, and may be unlimited (-1).
+        cpu_us = max(0, quota_us - max(container.quota_us * container.quota_ordered, 0))
+        memory = max(0, limit_bytes - max(container.limit_bytes * container.limit_ordered, 0))
         if (cpu_us and committed.cpu_us + cpu_us > limit.cpu_us) or (
             memory and committed.memory_bytes + memory > limit.memory_bytes
         ):
@@ -107,8 +108,8 @@ class Admission:
             self._committed = {}
             for each in self.containers.values():
                 committed = self._add(self._committed, each.app)
-                committed.cpu_us += _counted(each.quota_us, ordered=each.quota_ordered)
-                committed.memory_bytes += _counted(each.limit_bytes, ordered=each.limit_ordered)
+                committed.cpu_us += max(each.quota_us * each.quota_ordered, 0)
+                committed.memory_bytes += max(each.limit_bytes * each.limit_ordered, 0)
         return self._add(self._committed, app)
 
     def _add(self, committed: dict[str, _Committed], app: str) -> _Committed:
@@ -276,8 +277,3 @@ def _reserve_orders(update: LimitUpdate) -> list[ReserveUpdate]:
     shares = [FairShare(*pair) for pair in zip(update.fair_share_bytes, update.fair_growth_bytes, strict=True)]
     columns = update.reserve_given_bytes, update.container_max_bytes, shares or [UNKNOWN_SHARE] * len(update.apps)
     return [ReserveUpdate(*wanted) for wanted in zip(update.apps, *columns, strict=False)]
-
-
-def _counted(value: int, *, ordered: bool) -> int:
-    """A limit that was never updated does not count, and may be unlimited (-1)."""
-    return value if ordered and value > 0 else 0

@@ -83,12 +83,12 @@ class DriftDetector:
         if kernel.quota_us != known.quota_us:
             writer = self._containers.host.take_quota_writer(member.handle)  # before the quota is reverted
             quota = self._resolve_quota(key, known, kernel.quota_us)
-        if not same_memory(kernel.memory_bytes, known.limit_bytes):
-            memory = self._resolve_memory(key, known, kernel)
-        else:
-            known.limit_bytes = kernel.memory_bytes
-        reason = sentence(quota, memory, writer)
-        if ordered and reason:
+        if kernel.memory_bytes != known.limit_bytes:
+            if same_memory(kernel.memory_bytes, known.limit_bytes):
+                known.limit_bytes = kernel.memory_bytes
+            else:
+                memory = self._resolve_memory(key, known, kernel)
+        if ordered and (reason := sentence(quota, memory, writer)):
             self.events.add_drift(Drift(member.found, known.quota_us, known.limit_bytes, reason, writer))
 
     def before_quota_write(self, key: str, ordered_us: int) -> None:

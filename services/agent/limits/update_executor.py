@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -259,18 +259,18 @@ class LimitExecutor:
     def _reply(self, pending: _PendingReply) -> LimitReply:
         update, plan = pending.update, pending.plan
         known = [self._containers.limits.get(key) for key in pending.keys]
-        columns: dict[str, Iterable[int]] = {
+        columns = {
             "quota_us": [entry.quota_us if entry else 0 for entry in known],
             "limit_bytes": [entry.limit_bytes if entry else 0 for entry in known],
+            "status": [int(status) for status in pending.statuses],
             "limit_update_seq": [
                 self.log.limit_update_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)
             ],
-            "status": [int(status) for status in pending.statuses],
         }
         reserves = [self._reserves.report(app) for app in plan.fenced_apps]
         return LimitReply.build(
             pending.keys,
-            {name: list(values) for name, values in columns.items()},
+            columns,
             node=self._containers.node,
             incarnation=self._containers.incarnation.number,
             report_seq=self._containers.incarnation.next_report_seq(),

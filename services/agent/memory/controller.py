@@ -15,13 +15,15 @@ from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
 from services._host.cgroup_snapshot import UNLIMITED, MemoryState, Notification, NotificationKind, WriteOutcome
 from services.agent.containers import ContainerSet, ManagedContainer, same_memory
-from services.agent.memory.growth import PAGE_BYTES, Need
+from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.policy import (
     DECREASE_MARGIN_BYTES,
     POLL_NS,
     SETTLE_NS,
     ContainerMemory,
+    Decision,
     IntArray,
+    Observation,
     RequestState,
     decrease_is_unsafe,
     describe_limit_hits,
@@ -110,13 +112,6 @@ def start_counting(container: ContainerMemory, handle: ContainerHandle) -> None:
     """What the kernel counted before OOM control began is not reported."""
     if (state := handle.read_memory()) is not None:
         container.limit_hits.counter = state.limit_hits
-
-
-def limit_hits_of(container: ContainerMemory, state: MemoryState, handle: ContainerHandle, now_ns: int) -> int:
-    """How many hits are to be reported now; 0 also where there is page cache, which the kernel drops instead."""
-    expected = state.paused or bool(container.killer_reason)
-    hits = container.limit_hits.read(state.limit_hits, now_ns, expected=expected)
-    return hits if hits and handle.read_reclaimable() < DECREASE_MARGIN_BYTES else 0
 
 
 class _Inspection(NamedTuple):
@@ -247,9 +242,9 @@ class MemoryController:
         self._resume_after_gap(now_ns)
         if not self._controlled:
             return
-        self._shares.take_sample(keys, usage_bytes)
         update_log = self.containers.limits
         limit_bytes = np.array([update_log[key].limit_bytes for key in keys], dtype=np.int64)
+        self._shares.take_sample(keys, usage_bytes)
         near = np.flatnonzero(needs_inspection(usage_bytes, limit_bytes, rate)).tolist()
         due = {keys[row] for row in near if keys[row] in self._controlled}
         due |= {key for key, container in self._active.items() if container.has_incident}
@@ -291,50 +286,43 @@ class MemoryController:
     # -- what to do --------------------------------------------------------------------------------------------
 
     def inspect(self, key: str, cause: OomCause, now_ns: int) -> None:
-        """Read a controlled container's memory and act on it."""
+        """Read a controlled container's memory, and carry out what is decided."""
         container, member = self._controlled[key], self.containers.managed[key]
         self._active[key] = container
-        state = member.handle.read_memory()
-        if state is not None and not same_memory(state.limit_bytes, self.containers.limits[key].limit_bytes):
+        state, known_bytes = member.handle.read_memory(), self.containers.limits[key].limit_bytes
+        if state is not None and state.limit_bytes != known_bytes and not same_memory(state.limit_bytes, known_bytes):
             self._check_limits(key)
             state = member.handle.read_memory()
         if state is None:
             return  # vanished: the next sample notices
-        container.read(state, now_ns)
-        self._count_kills(container, state)
-        inspect = _Inspection(container, state, cause, now_ns)
-        if hits := limit_hits_of(container, state, member.handle, now_ns):
-            self._report(inspect, OomKind.LIMIT_HITS, OomCause.LIMIT, describe_limit_hits(state, hits), limit_hits=hits)
-        if not container.killer_reason:
-            self._relieve(inspect)
-        elif container.may_be_controlled_again(now_ns):
-            container.killer_reason = ""
-            container.end_shortage()
-            self._enable_control(container, member, now_ns)
+        most_bytes, left_bytes = self._reserves.bounds_of(container.app)
+        seen = Observation(state, now_ns, member.oom_kills, most_bytes, left_bytes, self._oom_wait_timeout_ns)
+        self._carry_out(_Inspection(container, state, cause, now_ns), member, container.inspect(seen))
         self._oom_waits.record(container)
 
-    def _relieve(self, inspect: _Inspection) -> None:
+    def _carry_out(self, inspect: _Inspection, member: ManagedContainer, decision: Decision) -> None:
         container, state = inspect.container, inspect.state
-        if state.paused:
-            self._begin_oom_wait(inspect)
-        else:
-            container.end_oom_wait()
-        need = container.need(
-            state, self._reserves.container_max_of(container.app), self._reserves.left_of(container.app)
-        )
-        granted = self._grant(inspect, need.added_bytes)
-        if granted < need.added_bytes:
-            self._request_more(inspect, need.added_bytes - granted)
-        else:
+        if decision.kill_reason:
+            self._report_kill(inspect, member, decision.kill_reason)
+        if (hits := decision.limit_hits) and member.handle.read_reclaimable() < DECREASE_MARGIN_BYTES:
+            self._report(inspect, OomKind.LIMIT_HITS, OomCause.LIMIT, describe_limit_hits(state, hits), limit_hits=hits)
+        if decision.control_again:
+            self._enable_control(container, member, inspect.now_ns)
+        if decision.wait_reason:
+            found = OomCause.LIMIT if inspect.cause is OomCause.LIMIT else OomCause.SAMPLE
+            self._report(inspect, OomKind.OOM_WAIT, found, decision.wait_reason)
+        wanted_bytes = decision.need.added_bytes
+        granted = self._grant(inspect, wanted_bytes) if wanted_bytes else 0
+        if granted < wanted_bytes:
+            self._request_more(inspect, wanted_bytes - granted)
+        elif granted:
             container.end_shortage()
-        if state.paused and not granted:
-            self._check_oom_wait(inspect, need)
-
-    def _begin_oom_wait(self, inspect: _Inspection) -> None:
-        if inspect.container.begin_oom_wait(inspect.now_ns, self._oom_wait_timeout_ns):
-            usage, limit = mib(inspect.state.usage_bytes), mib(inspect.state.limit_bytes)
-            seen = OomCause.LIMIT if inspect.cause is OomCause.LIMIT else OomCause.SAMPLE
-            self._report(inspect, OomKind.OOM_WAIT, seen, f"usage {usage} reached the limit of {limit}: tasks wait")
+        if granted:
+            return
+        if decision.killer_reason:
+            self._enable_killer(inspect, decision.killer_cause, decision.killer_reason)
+        elif decision.wake:
+            self.containers.wake_tasks(container.key, state.limit_bytes)
 
     def _grant(self, inspect: _Inspection, wanted_bytes: int) -> int:
         """Raise the limit by what the reserve covers; returns by how much."""
@@ -387,24 +375,6 @@ class MemoryController:
     def _short_of(self, app: str) -> list[ContainerMemory]:
         """Containers of an application that lack memory, the most urgent first."""
         return self._shares.short_of(app, self._controlled.values())
-
-    def _check_oom_wait(self, inspect: _Inspection, need: Need) -> None:
-        """Tasks wait and nothing could be granted: whether they may wait any longer."""
-        container, state = inspect.container, inspect.state
-        usage, limit = mib(state.usage_bytes), mib(state.limit_bytes)
-        if need.added_bytes == 0 and need.capped:
-            most = mib(self._reserves.container_max_of(container.app))
-            reason = f"usage {usage} of {limit}: no container of {container.app} may have more than {most}"
-            self._enable_killer(inspect, OomCause.LIMIT, reason)
-        elif container.overdue(inspect.now_ns):
-            why = container.denial or "nothing more could be had"
-            if need.added_bytes == 0:
-                why = f"usage {usage} is below the limit of {limit}: a group above is full"
-            self._enable_killer(
-                inspect, OomCause.DEADLINE, f"tasks waited for {self._oom_wait_timeout_ns / 1e9:g} s: {why}"
-            )
-        elif need.added_bytes == 0 and container.needs_wakeup(inspect.now_ns):
-            self.containers.wake_tasks(container.key, state.limit_bytes)
 
     def _enable_killer(self, inspect: _Inspection, cause: OomCause, reason: str) -> None:
         container = inspect.container
@@ -460,24 +430,22 @@ class MemoryController:
             )
 
     def count_kills(self, key: str, oom_kills: int) -> None:
-        """The kernel's own counter, as read with the limits."""
+        """The kernel's own counter, as read with the limits: where it has risen, report the kill."""
         member = self.containers.managed[key]
-        if oom_kills > member.oom_kills:
-            limit_bytes = self.containers.limits[key].limit_bytes
-            state = member.handle.read_memory() or MemoryState(0, limit_bytes, paused=False, oom_kills=oom_kills)
-            container = self._controlled.get(key) or ContainerMemory(key, member.found.app)
-            self._count_kills(container, state._replace(oom_kills=max(oom_kills, state.oom_kills)))
-
-    def _count_kills(self, container: ContainerMemory, state: MemoryState) -> None:
-        """Where the kernel's counter has risen: report the kill, and why it was not prevented."""
-        member = self.containers.managed[container.key]
-        if state.oom_kills <= member.oom_kills:
+        if oom_kills <= member.oom_kills:
             return
-        member.oom_kills, container.granted_ns = state.oom_kills, None  # what it leaves may be taken at once
-        reason = container.killer_reason or kill_reason(
-            container, state, is_controlled=self.is_controlled(container.key)
-        )
-        inspect = _Inspection(container, state, OomCause.KERNEL, 0)
+        state = member.handle.read_memory()
+        if state is None:
+            state = MemoryState(0, self.containers.limits[key].limit_bytes, paused=False, oom_kills=oom_kills)
+        state = state._replace(oom_kills=max(oom_kills, state.oom_kills))
+        container = self._controlled.get(key)
+        known = container or ContainerMemory(key, member.found.app)
+        known.granted_ns = None  # what the killed one leaves may be taken at once
+        reason = known.killer_reason or kill_reason(known, state, is_controlled=container is not None)
+        self._report_kill(_Inspection(known, state, OomCause.KERNEL, 0), member, reason)
+
+    def _report_kill(self, inspect: _Inspection, member: ManagedContainer, reason: str) -> None:
+        member.oom_kills = inspect.state.oom_kills
         self._report(inspect, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills)
 
     def release_all(self, now_ns: int) -> None:

@@ -10,7 +10,6 @@ from typing import Final
 from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
 from schemas.subjects import MEMORY_REQUESTS, OOM_EVENTS
 from services._runtime.bus.api import BusError
-from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.tracing import Begin, Carrier, Span, span, trace_headers, trace_ids, untraced
 from services.agent.memory.controller import MemoryController
@@ -130,7 +129,7 @@ class MemoryLoop:
         reports = self._watchdog.take_reports()
         if reports:
             self._log.warning("watchdog_intervened", reports=len(reports))
-            self._memory.adopt_reports(reports, self._now_ns())
+            self._memory.adopt_reports(reports, self._clock.monotonic_ns())
             self.publish_events()
             self._unpublished_reports = True
         elif self._unpublished_reports and not self._bus.counters["events_pending"]:
@@ -157,7 +156,7 @@ class MemoryLoop:
         for app in dict.fromkeys(apps):
             happened = [occurrence for occurrence in events if occurrence.app == app]
             wanted = [request for request in requests if request.app == app]
-            now_ns = self._now_ns()
+            now_ns = self._clock.monotonic_ns()
             begin = self._traces.begin(app, now_ns, self._known_since_ns(happened, now_ns))
             with span(
                 "agent.handle_oom", begin, **span_attributes(happened, wanted), turnbuckle__node=self._incarnation.node
@@ -174,13 +173,13 @@ class MemoryLoop:
     # -- inspections -------------------------------------------------------------------------------------------
 
     def _take_notifications(self) -> None:
-        self._memory.take_notifications(self._host.take_notifications(), self._now_ns())
+        self._memory.take_notifications(self._host.take_notifications(), self._clock.monotonic_ns())
         self.flush()
 
     def _schedule(self) -> None:
         if self._timer is not None:
             return
-        now_ns = self._now_ns()
+        now_ns = self._clock.monotonic_ns()
         due_ns = self._memory.next_poll_ns(now_ns)
         if due_ns is not None:
             delay_s = max((due_ns - now_ns) / 1e9, POLL_SPACING * self._poll_s)
@@ -190,7 +189,7 @@ class MemoryLoop:
         self._timer = None
         begin_s = self._clock.monotonic()
         try:
-            self._memory.poll(self._now_ns())
+            self._memory.poll(self._clock.monotonic_ns())
         finally:
             self._poll_s = self._clock.monotonic() - begin_s
             self.flush()
@@ -225,7 +224,7 @@ class MemoryLoop:
         self._answered(pending, answer)
 
     def _answered(self, request: PendingRequest, answer: RequestOutcome) -> None:
-        self._memory.answered(request, answer, self._now_ns())
+        self._memory.answered(request, answer, self._clock.monotonic_ns())
         self.flush()
 
     def _known_since_ns(self, happened: list[MemoryEvent], now_ns: int) -> int | None:
@@ -247,7 +246,7 @@ class MemoryLoop:
             limit_before_bytes=occurrence.limit_before_bytes,
             limit_after_bytes=occurrence.limit_after_bytes,
             reserve_bytes=occurrence.reserve_bytes,
-            latency_us=0 if since_ns is None else max(self._now_ns() - since_ns, 0) // 1000,
+            latency_us=0 if since_ns is None else max(self._clock.monotonic_ns() - since_ns, 0) // 1000,
             blocked_us=occurrence.blocked_us,
             oom_kills=occurrence.oom_kills,
             limit_hits=occurrence.limit_hits,
@@ -279,7 +278,7 @@ class MemoryLoop:
         observe("turnbuckle_agent_oom_waits_total", lambda: counters.oom_waits)
         observe("turnbuckle_agent_memory_requests_total", lambda: counters.requests)
         observe("turnbuckle_agent_memory_grants_denied_total", lambda: counters.grants_denied)
-        observe("turnbuckle_agent_oom_killer_enabled_total", lambda: counters.killer_enabled)
+        observe("turnbuckle_agent_oom_killer_enabled_total", lambda: counters.oom_killer_enabled)
         observe("turnbuckle_agent_memory_rejected_decreases_total", lambda: counters.rejected_decreases)
         observe("turnbuckle_agent_memory_polls_total", lambda: counters.polls)
         observe("turnbuckle_agent_oom_kills_total", lambda: counters.kills)
@@ -294,6 +293,3 @@ class MemoryLoop:
         counts = self._by_app[kind]
         if app in counts or len(counts) < self._runtime.settings.metrics_applications:
             counts[app] = counts.get(app, 0) + 1
-
-    def _now_ns(self) -> int:
-        return monotonic_ns(self._clock)

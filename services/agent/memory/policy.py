@@ -6,18 +6,20 @@ Thesis 2.3.2; design 4.4. A grant takes 0.1 ms, a reply of the allocator some mi
 a task touches up to 2 GB/s. So a growing container is polled every few milliseconds and gets what it will have used
 by the next chance to raise it.
 
-Pure: readings and times come in as arguments. Times are monotonic nanoseconds, rates bytes per second.
+`decide` says what is to be done about a container; `ContainerMemory` is what is remembered of it from one inspection to
+the next. Pure: readings and times come in as arguments. Times are monotonic nanoseconds, rates bytes per second.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from schemas.oom import OomCause
 from services._host.cgroup_snapshot import UNLIMITED, MemoryState
-from services.agent.memory.growth import MIB, NEAR_BYTES, NEAR_S, NEAR_SHARE, Growth, Need, near_bytes, need_of
+from services.agent.memory.growth import MIB, NEAR_BYTES, NEAR_S, NEAR_SHARE, NO_NEED, Growth, Need, near_bytes, need_of
 from services.agent.memory.records import mib
 
 FAST_POLL_NS: Final = 250_000_000
@@ -126,9 +128,24 @@ class ContainerMemory:
     armed_ns: int = 0
     limit_hits: LimitHits = field(default_factory=LimitHits)
 
-    def need(self, state: MemoryState, max_bytes: int, reserve_bytes: int) -> Need:
-        """What is to be added to the limit now; see `need_of`."""
-        return need_of(state, self.growth.rate, max_bytes, self.growth.fastest, reserve_bytes)
+    def inspect(self, seen: Observation) -> Decision:
+        """`decide`, and remember what was seen and decided."""
+        state, now_ns = seen.state, seen.now_ns
+        expected = state.paused or bool(self.killer_reason)
+        hits = self.limit_hits.read(state.limit_hits, now_ns, expected=expected)
+        rate, growth = self.read(state, now_ns), self.growth
+        need = need_of(state, rate, seen.container_max_bytes, growth.fastest, seen.reserve_bytes)
+        decision = decide(self, seen, need, hits)
+        self.oom_wait_since_ns, self.deadline_ns = decision.oom_wait_since_ns, decision.deadline_ns
+        if decision.kill_reason:
+            self.granted_ns = None  # what the killed one leaves may be taken at once
+        if decision.wake:
+            self.woken_ns = now_ns
+        if decision.control_again:
+            self.killer_reason = ""
+        if self.short_since_ns is not None and not (self.killer_reason or decision.need.added_bytes):
+            self.end_shortage()
+        return decision
 
     def read(self, state: MemoryState, now_ns: int) -> float:
         """Take a reading; returns the rate."""
@@ -152,14 +169,6 @@ class ContainerMemory:
         """Whether it lacks memory, its tasks wait, or the OOM killer is enabled again."""
         return self.short_since_ns is not None or self.oom_wait_since_ns is not None or bool(self.killer_reason)
 
-    def begin_oom_wait(self, now_ns: int, timeout_ns: int) -> bool:
-        """Tasks are seen waiting; returns whether that is new."""
-        if self.oom_wait_since_ns is not None:
-            return False
-        self.oom_wait_since_ns = now_ns if self.recorded_wait_ns is None else min(self.recorded_wait_ns, now_ns)
-        self.deadline_ns = self.oom_wait_since_ns + timeout_ns
-        return True
-
     def end_oom_wait(self) -> None:
         """Tasks do not wait any more."""
         self.oom_wait_since_ns = None
@@ -171,17 +180,6 @@ class ContainerMemory:
     def overdue(self, now_ns: int) -> bool:
         """Whether they have waited for as long as the setting allows."""
         return self.oom_wait_since_ns is not None and now_ns >= self.deadline_ns
-
-    def needs_wakeup(self, now_ns: int) -> bool:
-        """Whether tasks that wait although there is room are to be woken now.
-
-        The kernel wakes waiting tasks when a limit is raised. A task whose charge was refused before, and that is
-        marked as waiting only afterwards (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c), is not woken by that.
-        """
-        if self.oom_wait_since_ns is None or now_ns - max(self.oom_wait_since_ns, self.woken_ns) < WAKE_NS:
-            return False
-        self.woken_ns = now_ns
-        return True
 
     def note_shortage(self, missing_bytes: int, now_ns: int) -> None:
         """The reserve does not cover its need."""
@@ -217,6 +215,101 @@ class ContainerMemory:
         near = near_bytes(max(state.limit_bytes, 0), self.growth.rate)
         has_headroom = state.limit_bytes == UNLIMITED or state.limit_bytes - state.usage_bytes >= 2 * near
         return has_headroom and not state.paused and now_ns - self.killer_enabled_ns >= SETTLE_NS
+
+
+class Observation(NamedTuple):
+    """What an inspection sees of a container and of its application's reserve."""
+
+    state: MemoryState
+    now_ns: int
+    oom_kills: int
+    """By the kernel's counter, as far as they were reported."""
+    container_max_bytes: int
+    """Greatest limit of a container of this application."""
+    reserve_bytes: int
+    """Left of the reserve."""
+    oom_wait_timeout_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an inspection shows of a container, and what is to be done about it. Reasons: empty where there is none."""
+
+    oom_wait_since_ns: int | None
+    """Since when its tasks wait; None: they do not."""
+    deadline_ns: int
+    """When that wait has to end."""
+    kill_reason: str = ""
+    """The kernel has killed, and this is why that was not prevented."""
+    limit_hits: int = 0
+    """To be reported, unless the kernel could drop page cache instead."""
+    control_again: bool = False
+    """Disable the OOM killer again: it has killed, or it was enabled for long enough."""
+    wait_reason: str = ""
+    """Tasks are found waiting, which is new."""
+    need: Need = NO_NEED
+    """Grant this out of the reserve; request what it does not cover."""
+    killer_cause: OomCause = OomCause.LIMIT
+    killer_reason: str = ""
+    """Enable the OOM killer if nothing is granted."""
+    wake: bool = False
+    """Wake tasks that wait although there is room."""
+
+
+def decide(container: ContainerMemory, seen: Observation, need: Need, limit_hits: int = 0) -> Decision:
+    """What is to be done about a container that was just read (`ContainerMemory.read`). Changes nothing.
+
+    Args:
+        container: what is remembered of it.
+        seen: the reading, and the bounds of its limit.
+        need: what is to be added to the limit, by `need_of`.
+        limit_hits: so many are due to be reported.
+    """
+    state, since_ns, deadline_ns = seen.state, container.oom_wait_since_ns, container.deadline_ns
+    killed = ""
+    if state.oom_kills > seen.oom_kills:
+        killed = container.killer_reason or kill_reason(container, state, is_controlled=True)
+    if container.killer_reason:
+        again = container.may_be_controlled_again(seen.now_ns)
+        return Decision(since_ns, deadline_ns, killed, limit_hits, control_again=again)
+    if not state.paused:
+        return Decision(None, deadline_ns, killed, limit_hits, need=need)
+    wait_reason = ""
+    if since_ns is None:
+        recorded_ns = container.recorded_wait_ns
+        since_ns = seen.now_ns if recorded_ns is None else min(recorded_ns, seen.now_ns)
+        deadline_ns = since_ns + seen.oom_wait_timeout_ns
+        wait_reason = f"usage {mib(state.usage_bytes)} reached the limit of {mib(state.limit_bytes)}: tasks wait"
+    cause, reason = _end_of_wait(container, seen, need, deadline_ns)
+    # The kernel wakes waiting tasks when a limit is raised. A task whose charge was refused before, and that is marked
+    # as waiting only afterwards (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c), is not woken by that.
+    has_room = not reason and need.added_bytes == 0
+    wake = has_room and seen.now_ns - max(since_ns, container.woken_ns) >= WAKE_NS
+    return Decision(
+        since_ns,
+        deadline_ns,
+        killed,
+        limit_hits,
+        wait_reason=wait_reason,
+        need=need,
+        killer_cause=cause,
+        killer_reason=reason,
+        wake=wake,
+    )
+
+
+def _end_of_wait(container: ContainerMemory, seen: Observation, need: Need, deadline_ns: int) -> tuple[OomCause, str]:
+    """Why tasks may not wait any longer if nothing can be granted; an empty reason: they may."""
+    usage, limit = mib(seen.state.usage_bytes), mib(seen.state.limit_bytes)
+    if need.added_bytes == 0 and need.capped:
+        most = mib(seen.container_max_bytes)
+        return OomCause.LIMIT, f"usage {usage} of {limit}: no container of {container.app} may have more than {most}"
+    if seen.now_ns < deadline_ns:
+        return OomCause.DEADLINE, ""
+    why = container.denial or "nothing more could be had"
+    if need.added_bytes == 0:
+        why = f"usage {usage} is below the limit of {limit}: a group above is full"
+    return OomCause.DEADLINE, f"tasks waited for {seen.oom_wait_timeout_ns / 1e9:g} s: {why}"
 
 
 @dataclass(slots=True)

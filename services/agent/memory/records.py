@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from schemas.oom import OomCause, OomKind
+from schemas.oom import OomCause, OomCounters, OomKind
 from services._host.cgroup_snapshot import QuotaWriter
 from services.agent.ports import FoundContainer, WatchdogReport
 
@@ -71,17 +71,9 @@ class Drift:
 
 
 @dataclass(slots=True)
-class MemoryCounters:
+class MemoryCounters(OomCounters):
     """Counted since the start."""
 
-    grants: int = 0
-    granted_bytes: int = 0
-    oom_waits: int = 0
-    grants_denied: int = 0
-    killer_enabled: int = 0
-    kills: int = 0
-    limit_hits: int = 0
-    """Counted by the kernel, and reported."""
     requests: int = 0
     polls: int = 0
     """Inspections of containers that grow fast or wait, between the periodic samples."""
@@ -104,23 +96,8 @@ class EventBuffer:
         """Add a memory event."""
         self._events.append(event)
         self.waiting = True
-        counters = self.counters
-        match event.kind:
-            case OomKind.GRANT:
-                counters.grants += 1
-                counters.granted_bytes += max(event.limit_after_bytes - event.limit_before_bytes, 0)
-            case OomKind.OOM_WAIT:
-                counters.oom_waits += 1
-            case OomKind.GRANT_DENIED:
-                counters.grants_denied += 1
-            case OomKind.OOM_KILLER_ENABLED:
-                counters.killer_enabled += 1
-            case OomKind.KILL:
-                counters.kills += 1
-            case OomKind.LIMIT_HITS:
-                counters.limit_hits += event.limit_hits
-            case OomKind.NEAR_LIMIT:
-                pass
+        granted_bytes = max(event.limit_after_bytes - event.limit_before_bytes, 0)
+        self.counters.count(event.kind, granted_bytes, event.limit_hits)
 
     def request(self, request: PendingRequest) -> None:
         """Add a request."""

@@ -131,10 +131,10 @@ class Reserves:
         given_bytes, used_bytes = self.report(app)
         return given_bytes - used_bytes
 
-    def container_max_of(self, app: str) -> int:
-        """Greatest limit of a container, bytes."""
+    def bounds_of(self, app: str) -> tuple[int, int]:
+        """Greatest limit of a container, and what can still be granted, bytes."""
         account = self._accounts.get(app)
-        return account.container_max_bytes if account else NO_MAXIMUM
+        return (account.container_max_bytes if account else NO_MAXIMUM), self.left_of(app)
 
     def fair_of(self, app: str) -> FairShare:
         """Of an application's containers."""

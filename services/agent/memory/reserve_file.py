@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from services.agent.state_files import as_json, parse_json, try_lock
+from services._runtime.file_lock import locked_briefly
+from services.agent.state_files import as_json, parse_json
 
 _HALF_BYTES: Final = 1 << 16
 """Room for a thousand applications."""
@@ -89,7 +90,7 @@ class ReserveFile:
         return self._rewrite(replace)
 
     def _rewrite(self, rule: Callable[[_Content], _Content]) -> bool:
-        with try_lock(self._path) as descriptor:
+        with locked_briefly(self._path) as descriptor:
             if descriptor is None:
                 return False
             found = self._load(descriptor)

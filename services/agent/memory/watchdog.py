@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from services._runtime.file_lock import is_locked
 from services.agent.memory.growth import LEAST_POLL_S, MOST_POLL_S, PAGE_BYTES, FreeMemory, initial_grants, next_poll_s
 from services.agent.memory.reserve_file import ReserveFile, take_out
 from services.agent.memory.watchdog_group import Group, Memory
@@ -28,7 +29,6 @@ from services.agent.state_files import (
     Loaded,
     StateDirectory,
     append_reports,
-    is_locked,
     read_holder,
 )
 

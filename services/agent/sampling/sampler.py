@@ -24,14 +24,11 @@ from services.agent.memory.node_budget import NodeBudget
 from services.agent.ports import Host
 from services.agent.sampling.expected_state import ExpectedState, rows_to_check
 from services.agent.sampling.usage import (
-    VANISHED,
-    Budget,
     PeriodSample,
+    QuotaWatch,
     in_progress,
     mark_reported,
-    may_burst,
     per_period,
-    used_up,
     with_exact_periods,
     with_in_progress,
 )
@@ -48,11 +45,6 @@ _QUOTA, _LIMIT, _KILLS, _ARMED, _LIMIT_UPDATE_SEQ = range(5)
 IDLE_WEIGHT: Final = 0.3
 """Weight of a new period: the kernel counts idle time in hundredths of a second, a tenth of a period."""
 UNKNOWN_IDLE: Final = -1
-CHEAP_READS: Final = 256
-"""Usage of so many containers is polled between two samples also while none was throttled lately: at 2 to 5 us, four
-times a period, that is 2 to 5 per cent of a processor. With more, only for a while after one was throttled."""
-_NR_PERIODS, _USAGE_US = 0, 3
-"""Columns of `services.agent.ports.Counters`."""
 
 
 class NodeLoad:
@@ -81,76 +73,6 @@ class NodeLoad:
     def idle_percent(self) -> int:
         """Of all processors' time, 0 to 100; `UNKNOWN_IDLE`: not read yet, or not available."""
         return UNKNOWN_IDLE if self._share is None or self._idle_us is None else round(100 * self._share)
-
-
-class QuotaWatch:
-    """Which containers have used up their quota between two samples, from the kernel's table or from their usage.
-
-    What each container's usage is compared with is kept in the columns of `SampleState`.
-    """
-
-    def __init__(self, host: Host, containers: ContainerSet) -> None:
-        self._host = host
-        self._containers = containers
-        self._usage_us: IntArray = np.zeros(0, dtype=np.int64)
-
-    @property
-    def is_cheap(self) -> bool:
-        """Whether polling usage costs little enough to be done all the time."""
-        samples = self._containers.samples
-        return self._host.shows_usage and 0 < int(np.count_nonzero(samples.may_burst)) <= CHEAP_READS
-
-    def poll(self) -> ThrottleSnapshot | None:
-        """Between two samples, of the containers sampled last. None: nothing shows it."""
-        order, samples = self._containers.order, self._containers.samples
-        if samples.keys is not order.keys:
-            return None
-        snapshot = self._host.throttle_snapshot(order.handles)
-        if snapshot is not None or not self._host.shows_usage:
-            return snapshot
-        usage_us = np.full(len(order.handles), VANISHED, dtype=np.int64)
-        for row in np.flatnonzero(samples.may_burst).tolist():
-            read_us = order.handles[row].read_usage()
-            usage_us[row] = VANISHED if read_us is None else read_us
-        quota_us = np.array([limits.quota_us for limits in order.limits], dtype=np.int64)
-        spent = self._used_up(usage_us, quota_us)
-        nr_periods = samples.counters[:, _NR_PERIODS].copy()
-        for row in np.flatnonzero(spent).tolist():
-            ended = order.handles[row].read_periods()
-            spent[row] = ended is not None
-            nr_periods[row] = ended or 0
-        return ThrottleSnapshot(spent, nr_periods, quota_us)
-
-    def at_sample(self, counters: IntArray, quota_us: IntArray) -> ThrottleSnapshot | None:
-        """The same at the moment of a sample, from its counters, shape (N, 5)."""
-        if not self._host.shows_usage:
-            return None
-        watched = self._containers.samples.may_burst
-        spent = self._used_up(np.where(watched, counters[:, _USAGE_US], VANISHED), quota_us)
-        return ThrottleSnapshot(spent, counters[:, _NR_PERIODS], quota_us)
-
-    def reported(self, new: BoolArray) -> None:
-        """The throttling of these was published: a raise follows, which refills their bandwidth."""
-        samples = self._containers.samples
-        if len(self._usage_us) == len(new):
-            samples.budget_usage_us = np.where(new & (self._usage_us >= 0), self._usage_us, samples.budget_usage_us)
-        samples.throttled_ns = np.where(new, samples.read_ns, samples.throttled_ns)
-
-    def sampled(self, counters: IntArray, quota_us: IntArray, sample: PeriodSample, now_ns: int) -> None:
-        """Begin the next interval: usage is compared with this sample's from now on."""
-        if not self._host.shows_usage:
-            return
-        samples = self._containers.samples
-        samples.budget_usage_us, samples.budget_quota_us = counters[:, _USAGE_US].copy(), quota_us.copy()
-        samples.throttled_ns = np.where(sample.throttled > 0, now_ns, samples.throttled_ns)
-        samples.may_burst = may_burst(sample.used_us, quota_us, samples.throttled_ns, now_ns) & (sample.periods > 0)
-
-    def _used_up(self, usage_us: IntArray, quota_us: IntArray) -> BoolArray:
-        samples = self._containers.samples
-        budget = Budget(samples.budget_usage_us, samples.budget_quota_us).where_lowered(usage_us, quota_us)
-        samples.budget_usage_us, samples.budget_quota_us = budget.usage_us, budget.quota_us
-        self._usage_us = usage_us
-        return used_up(usage_us, quota_us, budget)
 
 
 class Sampler:
@@ -377,7 +299,7 @@ class Sampler:
         }
 
     def _head(self, app: str, wall_ns: int, headroom: dict[str, int]) -> dict[str, Any]:
-        reserve = self._reserves.report(app)
+        idle_percent, reserve = self._load.idle_percent, self._reserves.report(app)
         return {
             "app": app,
             "node": self._containers.node,
@@ -390,7 +312,7 @@ class Sampler:
             "reserve_given_bytes": reserve.given_bytes,
             "reserve_used_bytes": reserve.used_bytes,
             "reserve_update_seq": self._log.reserve_seq(app),
-            "node_idle_percent": self._load.idle_percent,
+            "node_idle_percent": idle_percent,
         } | headroom
 
 

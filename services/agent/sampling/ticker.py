@@ -7,13 +7,20 @@ notify that a cgroup was throttled: then it is polled at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from schemas.apps import PERIOD_US
+from schemas.cfs import CfsBatch
 from services._runtime.clock import Clock
 from services.agent.ports import Host, ThrottleNotifier
 
 PERIOD_S = PERIOD_US / 1e6
+
+
+def publish_early(poll: Callable[[int], Iterable[CfsBatch]], publish: Callable[[CfsBatch], None], clock: Clock) -> None:
+    """Between two samples: publish what a poll at this time (wall clock, ns) brings; mostly nothing."""
+    for batch in poll(clock.time_ns()):
+        publish(batch)
 
 
 class Ticker:

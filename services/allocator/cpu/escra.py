@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from schemas.reasons import Reason
 from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, per_app, scale_to_fit
-from services.allocator.cpu.pipeline import CpuTargets, CpuView, apply_dead_band, unchanged
+from services.allocator.cpu.pipeline import CpuTargets, CpuView, apply_dead_band
 
 MAX_WINDOW: Final = 64
 """Periods; the bound of `AppSpec.window`."""
@@ -151,7 +151,7 @@ def _explain(view: CpuView, target_us: Ints, slack: Ints) -> CpuTargets:
     """Attach to every change its reason with the two numbers of `schemas.reasons`."""
     held = per_app(view.app, view.ordered_us, len(view.limit_us))
     over = (held > view.limit_us)[view.app] & (target_us < view.ordered_us)
-    reasons = unchanged(target_us)
+    reasons = CpuTargets.none(len(target_us), target_us)
     reasons.give(target_us > view.ordered_us, Reason.THROTTLED, view.used_us, view.quota_us)
     reasons.give(over, Reason.OVER_LIMIT, held[view.app], view.limit_us[view.app])
     kept = np.maximum(target_us - view.used_us, 0)

@@ -10,8 +10,8 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
 
 - A decrease is written when it exceeds CUT_SHARE of the quota and CUT_US together.
 - An increase is written when it exceeds RAISE_SHARE of the quota after scaling into the application's free capacity
-  including this step's decreases. A comfortable container (not throttled, at most COMFORT_SHARE of its quota used) is
-  raised only by COMFORT_RAISE_SHARE or more: its headroom follows what others leave and need not follow every step.
+  including this step's decreases. A container of low use (not throttled, at most LOW_USE_SHARE of its quota used) is
+  raised only by LOW_USE_RAISE_SHARE or more: its headroom follows what others leave and need not follow every step.
 - When the increases do not fit, and one of them exceeds URGENT_SHARE of its quota and CUT_US, the application's small
   decreases (of RELEASE_SHARE or more) are written as well: many small decreases fund a starving container. When all
   missing increases are small, nothing is written. This is the hysteresis in a tight application: near a fixed point all
@@ -25,15 +25,13 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.apps import PERIOD_US
-from schemas.reasons import Reason
 from services.allocator.columns import (
     UNLIMITED,
     AppIndex,
@@ -49,7 +47,7 @@ from services.allocator.columns import (
     per_app,
     scale_to_fit,
 )
-from services.allocator.state.budget import Reservation, StepContext, reserve
+from services.allocator.state.budget import StepContext
 
 CUT_SHARE: Final = 0.05
 """Of the quota; measured/policy.md section 4 (b)."""
@@ -67,8 +65,8 @@ FULL_IDLE_PERCENT: Final = 5
 """Idle share of a node's processors at which they count as full."""
 SHORT_US: Final = PERIOD_US
 """A node whose CPU budget leaves less than this (one core) is short of it."""
-COMFORT_SHARE: Final = 0.5
-COMFORT_RAISE_SHARE: Final = 0.25
+LOW_USE_SHARE: Final = 0.5
+LOW_USE_RAISE_SHARE: Final = 0.25
 """Of the quota."""
 
 
@@ -116,25 +114,17 @@ class CpuView:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuTargets:
-    """Quotas that the policy wants, with reasons, shape N. Where nothing changes the target is `ordered_us`."""
+class CpuTargets(Reasons):
+    """Quotas that the policy wants, with reasons, shape N; a reason exactly where the target is not `ordered_us`."""
 
     target_us: Ints
-    reason: NDArray[np.uint8]
-    """`schemas.reasons.Reason`; NONE exactly where the target equals `ordered_us`."""
-    measured: Floats
-    threshold: Floats
-
-    def give(self, rows: Bools, reason: Reason, measured: Ints | Floats, threshold: Ints) -> None:
-        """Set the reason of the flagged rows, in place; all arguments of shape N."""
-        i = np.flatnonzero(rows)
-        self.reason[i], self.measured[i], self.threshold[i] = reason, measured[i], threshold[i]
 
 
-def unchanged(target_us: Ints) -> CpuTargets:
-    """Targets to which no reason has been given yet."""
-    count = len(target_us)
-    return CpuTargets(target_us, np.zeros(count, np.uint8), np.zeros(count), np.zeros(count))
+class CpuStep(Protocol):
+    """A policy's function."""
+
+    def __call__(self, state: Any, view: CpuView) -> tuple[CpuTargets, Any]:
+        """From what the slots of a view's rows hold, and the view: targets, and what the slots hold afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +132,7 @@ class CpuPolicy:
     """A policy with its estimates per container."""
 
     state: SlotArrays
-    step: Callable[[Any, CpuView], tuple[CpuTargets, Any]]
-    """What the slots of a view's rows hold, and the view: targets, and what the slots hold afterwards."""
-
-    def decide(self, view: CpuView, slots: Ints) -> CpuTargets:
-        """Targets from what the slots hold, which then hold the new state; slots: of every row, distinct, shape N."""
-        targets, after = self.step(self.state.take(slots), view)
-        self.state.put(slots, after)
-        return targets
+    step: CpuStep
 
 
 class CpuPipeline:
@@ -178,7 +161,8 @@ class CpuPipeline:
         for chosen, policy in ((decidable & by_waterfill, self.waterfill), (decidable & ~by_waterfill, self.escra)):
             index = np.flatnonzero(chosen)
             if len(index):
-                result = policy.decide(cpu_view(context, index, budget), rows.slot[index])
+                step = partial(policy.step, view=cpu_view(context, index, budget))
+                result = policy.state.decide(rows.slot[index], step)
                 targets[index] = result.target_us
                 reasons.copy_from(index, result)
         return targets
@@ -199,7 +183,7 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
     # On a node whose CPU budget is used up nobody is raised beyond what it holds: the rest is for other nodes.
     headroom_us = context.node_cpu_headroom[rows.node[mine]]
     cap_us = np.minimum(cap_us, np.maximum(ordered_us, quota_us) + headroom_us)
-    idle_percent = context.cluster.node_idle_percents()[rows.node[mine]]
+    idle_percent = context.node_idle_percent[rows.node[mine]]
     return CpuView(
         app=app,
         fresh=rows.fresh[mine],
@@ -215,20 +199,6 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
         limit_us=budget,
         params=CpuParameters(table.kappa, table.gamma_us, table.upsilon_share, table.window),
     )
-
-
-def assign(context: StepContext, targets: IntArray) -> Reservation:
-    """Quotas to order: the targets as far as eligible applications, and the nodes, have free capacity; shape (N,)."""
-    rows = context.cluster.rows
-    free = np.where(context.eligible, context.free_us - context.pending.quota_us, 0)
-    before, holding = rows.quota_ordered_us, context.holdings.quota_us
-    reserved = reserve(rows.app, before, targets, free, holding)
-    if reserved.ordered is before:
-        return reserved
-    ask = np.where(reserved.ordered > before, np.maximum(reserved.ordered - holding, 0), 0)
-    got = scale_to_fit(rows.node, ask, context.node_cpu_headroom)
-    within = np.where(got < ask, np.maximum(before, holding + got), reserved.ordered)
-    return replace(reserved, ordered=within)
 
 
 def apply_dead_band(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
@@ -248,8 +218,8 @@ def apply_dead_band(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
     drop, rise = np.maximum(-change, 0), np.maximum(change, 0)
     band = ordered * CUT_SHARE + CUT_US
     out_of_bounds = (ordered < view.min_us) | (ordered > view.cap_us)
-    comfortable = ~view.throttled & (view.used_us <= ordered * COMFORT_SHARE)
-    least_rise = ordered * np.where(comfortable, COMFORT_RAISE_SHARE, RAISE_SHARE)
+    low_use = ~view.throttled & (view.used_us <= ordered * LOW_USE_SHARE)
+    least_rise = ordered * np.where(low_use, LOW_USE_RAISE_SHARE, RAISE_SHARE)
     rise[~((rise > least_rise) | out_of_bounds)] = 0
     full = (view.node_idle_percent >= 0) & (view.node_idle_percent <= FULL_IDLE_PERCENT)
     cut = np.where(((drop > band) & ~full) | out_of_bounds, drop, 0)

@@ -55,7 +55,7 @@ from services.allocator.columns import (
     scale_to_fit,
     weighted_max_min,
 )
-from services.allocator.cpu.pipeline import CpuTargets, CpuView, apply_dead_band, unchanged
+from services.allocator.cpu.pipeline import CpuTargets, CpuView, apply_dead_band
 
 THROTTLE_WEIGHT: Final = 0.1
 """Share of throttled_us that counts as demand: it overestimates (measured/policy.md section 2.4)."""
@@ -128,17 +128,18 @@ def step(state: WaterfillState, view: CpuView) -> tuple[CpuTargets, WaterfillSta
     """Targets for all applications that have a fresh row, and the state after this step; both of shape N."""
     estimate = _estimate(view)
     state = observe(state, view.fresh, estimate)
+    decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     throttled = view.fresh & view.throttled
     recall = np.maximum(state.recall_now, state.recall_before)
     demand = np.where(throttled, np.maximum(state.level, estimate), state.level)
     need = np.maximum(demand, _held(state, view))
-    raised = np.maximum(np.maximum(need, recall), np.maximum(PROBE_FACTOR * view.quota_us, PROBE_US))
-    state = _keep_raises(state, view.fresh, throttled, raised)
-    wanted = np.maximum(need, state.raised)
+    probed = np.maximum(np.maximum(need, recall), np.maximum(PROBE_FACTOR * view.quota_us, PROBE_US))
+    raised_age = np.where(throttled, 0, state.raised_age + view.fresh)
+    raised = np.where(raised_age <= GRACE_PERIODS, np.where(throttled, probed, state.raised), 0)
+    wanted = np.maximum(need, raised)
     demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen) for tier in (demand, need, wanted))
-    decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     target = apply_dead_band(view, decided, _share(view, demand_us, need_us, wanted_us))
-    return _explain(view, target, estimate, need_us), state
+    return _explain(view, target, estimate, need_us), state.replace(raised_age=raised_age, raised=raised)
 
 
 def _bounded(view: CpuView, tier: Floats, seen: Bools) -> Ints:
@@ -188,13 +189,6 @@ def _held(state: WaterfillState, view: CpuView) -> Floats:
     return np.where(scarce[view.app], np.maximum(peak, kept), peak)
 
 
-def _keep_raises(state: WaterfillState, fresh: Bools, throttled: Bools, raised: Floats) -> WaterfillState:
-    """The state with what throttled containers are raised to, kept for GRACE_PERIODS samples; 0 after them."""
-    age = np.where(throttled, 0, state.raised_age + fresh)
-    kept = np.where(age <= GRACE_PERIODS, np.where(throttled, raised, state.raised), 0)
-    return state.replace(raised_age=age, raised=kept)
-
-
 def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> Ints:
     """The tiers above, shape N; demand <= need <= wanted."""
     app, apps = view.app, len(view.limit_us)
@@ -219,8 +213,8 @@ def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> In
 def _explain(view: CpuView, target_us: Ints, estimate: Floats, needed_us: Ints) -> CpuTargets:
     """Attach to every change its reason with the two numbers of `schemas.reasons`."""
     app, apps = view.app, len(view.limit_us)
-    reasons = unchanged(target_us)
     raised, cut = target_us > view.ordered_us, target_us < view.ordered_us
+    reasons = CpuTargets.none(len(target_us), target_us)
     if not (raised | cut).any():
         return reasons
     throttled = view.fresh & view.throttled

@@ -94,14 +94,10 @@ class Membership:
 
     # -- queries -------------------------------------------------------------------------------------------------
 
-    def may_decide(self) -> bool:
-        """Whether this replica may decide for what it holds: its heartbeat was renewed in time."""
-        return self.leases.may_decide(self._clock.monotonic())
-
     def not_ready(self) -> str | None:
         """Why no lease can be acquired, or None."""
-        if not self.leases.renewed_lately(self._clock.monotonic()):
-            consequence = "nothing is taken over" if self.may_decide() else "nothing is decided"
+        if not self.leases.renewed_lately(now_s := self._clock.monotonic()):
+            consequence = "nothing is taken over" if self.leases.may_decide(now_s) else "nothing is decided"
             return f"the heartbeat in the bucket {LEASES.name} was not renewed for {self._ttl_s:g} s: {consequence}"
         return None if self._readable else f"the bucket {LEASES.name} cannot be read"
 

@@ -34,10 +34,10 @@ Over.    Where the ordered limits exceed the application's (it was lowered): the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.reasons import Reason
 from services.allocator.columns import (
@@ -47,7 +47,6 @@ from services.allocator.columns import (
     AppIndex,
     BoolArray,
     Bools,
-    Floats,
     IntArray,
     Ints,
     Reasons,
@@ -57,7 +56,7 @@ from services.allocator.columns import (
     scale_to_fit,
     weighted_max_min,
 )
-from services.allocator.state.budget import Reservation, StepContext, fit_to_nodes, reserve, within_share
+from services.allocator.state.budget import StepContext, within_share
 
 LOOP_PERIODS: Final = 3
 """From a sample to its order in force at most two (measured/policy.md section 1), and one until the next sample."""
@@ -118,13 +117,10 @@ class MemoryView:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryTargets:
-    """Limits in whole pages where they change, else `ordered_bytes`; reasons as in `schemas.limits`."""
+class MemoryTargets(Reasons):
+    """Limits in whole pages where they change, else `ordered_bytes`, with reasons."""
 
     target_bytes: Ints
-    reason: NDArray[np.uint8]
-    measured: Floats
-    threshold: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +136,18 @@ class _Needs:
     """Limit that lasts for the loop."""
     recall: Ints
     """Limit that also holds the peak of the last seconds."""
-    comfort: Ints
+    ample: Ints
     """Target where growth is due."""
 
 
-def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> MemoryTargets:
-    """`step` from what the slots hold, which then hold the new state.
+def step(state: MemoryState, view: MemoryView, *, reclaim: bool) -> tuple[MemoryTargets, MemoryState]:
+    """Targets for all applications, and the state after this step; both of shape N.
 
     Args:
-        state: all slots.
+        state: of the rows, as the step before left it.
         view: the step's observations, shape N.
-        rows: slot of every row in `state`, shape N, distinct.
         reclaim: whether the periodic reclaim (every 5 s) is due.
     """
-    targets, after = step(state.take(rows), view, reclaim=reclaim)
-    state.put(rows, after)
-    return targets
-
-
-def step(state: MemoryState, view: MemoryView, *, reclaim: bool) -> tuple[MemoryTargets, MemoryState]:
-    """Targets for all applications, and the state after this step; both of shape N."""
     state = _observe(state, view, reclaim=reclaim)
     needs = _needs(view, _peaks(state))
     grown, starved = _grow(view, needs)
@@ -192,7 +180,7 @@ def _needs(view: MemoryView, peak_bytes: Ints) -> _Needs:
         delta=delta,
         survival=survival,
         recall=np.maximum(survival, np.minimum(_pages_up(peak_bytes + MARGIN_BYTES), view.max_bytes)),
-        comfort=_pages_up(view.usage_bytes + np.maximum(delta, fast + loop)),
+        ample=_pages_up(view.usage_bytes + np.maximum(delta, fast + loop)),
     )
 
 
@@ -217,7 +205,7 @@ def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     """Raises, shape N, in whole pages, and which applications (A) cannot fund all of them."""
     apps, held = len(view.limit_bytes), view.ordered_bytes
     ceiling = np.maximum(view.max_bytes, held)
-    desired = np.where(needs.free < needs.headroom, np.maximum(needs.comfort, needs.recall), needs.recall)
+    desired = np.where(needs.free < needs.headroom, np.maximum(needs.ample, needs.recall), needs.recall)
     raises = np.where(view.fresh, np.maximum(np.minimum(desired, ceiling) - held, 0), 0)
     left = view.limit_bytes - per_app(view.app, held, apps)
     room = np.maximum(left - view.withheld_bytes, 0)
@@ -229,11 +217,11 @@ def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     for level in (needs.survival, needs.recall, held + raises):
         for most in (fair, raises):
             step = np.minimum(most, np.maximum(level - held, 0)) - funded
-            funded += _ration_pages(view.app, np.maximum(step, 0), room - per_app(view.app, funded, apps))
+            funded += _scale_pages(view.app, np.maximum(step, 0), room - per_app(view.app, funded, apps))
     return np.where(funded < RECLAIM_BYTES, 0, funded), starved
 
 
-def _ration_pages(app: AppIndex, need: Ints, room: Ints) -> Ints:
+def _scale_pages(app: AppIndex, need: Ints, room: Ints) -> Ints:
     """`scale_to_fit` in whole pages: the products of bytes would not fit into 64 bits."""
     return scale_to_fit(app, need // PAGE_BYTES, room // PAGE_BYTES) * PAGE_BYTES
 
@@ -295,18 +283,14 @@ def _pages_down(size: Ints) -> Ints:
 
 def _explain(view: MemoryView, needs: _Needs, target: Ints, over: Bools) -> MemoryTargets:
     held = per_app(view.app, view.ordered_bytes, len(view.limit_bytes))
-    reason = np.zeros(len(target), np.uint8)
-    measured, threshold = np.zeros(len(target)), np.zeros(len(target))
+    targets = MemoryTargets.none(len(target), target)
     if np.array_equal(target, view.ordered_bytes):
-        return MemoryTargets(target, reason, measured, threshold)
+        return targets
     lower, too_much = target < view.ordered_bytes, over[view.app]
-    for mask, why, value, bound in (
-        (target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, needs.headroom),
-        (lower & ~too_much, Reason.MEMORY_RECLAIM, needs.free, needs.delta),
-        (lower & too_much, Reason.OVER_LIMIT, held[view.app], view.limit_bytes[view.app]),
-    ):
-        reason[mask], measured[mask], threshold[mask] = why, value[mask], bound[mask]
-    return MemoryTargets(target, reason, measured, threshold)
+    targets.give(target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, needs.headroom)
+    targets.give(lower & ~too_much, Reason.MEMORY_RECLAIM, needs.free, needs.delta)
+    targets.give(lower & too_much, Reason.OVER_LIMIT, held[view.app], view.limit_bytes[view.app])
+    return targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,8 +322,12 @@ class MemoryPipeline:
         if not len(index):
             return rows.limit_ordered_bytes.copy()
         view = memory_view(context, index, budget_bytes(context, decidable))
-        result = decide_memory(self.state, view, rows.slot[index], reclaim=context.time.reclaim_memory)
-        return _with(context, index, result, reasons)
+        decide = partial(step, view=view, reclaim=context.time.reclaim_memory)
+        result = self.state.decide(rows.slot[index], decide)
+        reasons.copy_from(index, result)
+        targets = rows.limit_ordered_bytes.copy()
+        targets[index] = result.target_bytes
+        return targets
 
     def reclaim(self, context: StepContext, request: ReclaimRequest, reasons: Reasons) -> IntArray:
         """Memory limit targets per row that free what is missing per application, as far as there is slack."""
@@ -350,14 +338,10 @@ class MemoryPipeline:
         view = memory_view(context, index, request.missing_bytes)
         view = replace(view, min_bytes=np.maximum(view.min_bytes, request.floor_bytes[index]))
         result = urgent_reclaim(self.state, view, rows.slot[index], request.missing_bytes, request.exempt[index])
-        return _with(context, index, result, reasons)
-
-
-def _with(context: StepContext, index: IntArray, result: MemoryTargets, reasons: Reasons) -> IntArray:
-    targets = context.cluster.rows.limit_ordered_bytes.copy()
-    targets[index] = result.target_bytes
-    reasons.copy_from(index, result)
-    return targets
+        reasons.copy_from(index, result)
+        targets = rows.limit_ordered_bytes.copy()
+        targets[index] = result.target_bytes
+        return targets
 
 
 def budget_bytes(context: StepContext, decidable: BoolArray) -> IntArray:
@@ -385,32 +369,3 @@ def memory_view(context: StepContext, index: IntArray, budget: IntArray) -> Memo
         delta_bytes=table.delta_bytes,
         node_short=headroom < SHORT_DELTAS * table.delta_bytes[app],
     )
-
-
-def assign(context: StepContext, targets: IntArray) -> Reservation:
-    """Limits to order: the targets as far as eligible applications, and the nodes, have free memory; shape (N,)."""
-    rows = context.cluster.rows
-    to_reserve = np.maximum(_withheld(context) - context.holdings.pools.reserved_bytes, 0)
-    free = np.where(context.eligible, context.free_bytes - context.pending.limit_bytes - to_reserve, 0)
-    before = rows.limit_ordered_bytes
-    reserved = reserve(rows.app, before, targets, free, context.holdings.limit_bytes)
-    if reserved.ordered is before:
-        return reserved
-    within = fit_to_nodes(rows, before, _whole_pages(before, reserved.ordered), context.node_headroom)
-    return replace(reserved, ordered=within)
-
-
-def _withheld(context: StepContext) -> IntArray:
-    """Memory withheld for reserves, as far as the application has it: no limit grows into it."""
-    pools, table = context.holdings.pools, context.table
-    limits = pools.limit_committed_bytes - pools.reserved_bytes
-    left = np.maximum(table.memory_limit_bytes - limits - context.pending.limit_bytes, 0)
-    withheld: IntArray = np.minimum(left, table.withheld_bytes)
-    return withheld
-
-
-def _whole_pages(ordered: IntArray, granted: IntArray) -> IntArray:
-    """Whole pages, as the kernel rounds, and no raise below RECLAIM_BYTES."""
-    pages = granted // PAGE_BYTES * PAGE_BYTES
-    raised = np.where(pages - ordered < RECLAIM_BYTES, ordered, pages)
-    return np.where(granted > ordered, raised, granted)

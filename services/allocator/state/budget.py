@@ -248,6 +248,8 @@ class StepContext:
     """A; 0: not owned."""
     node_seen: BoolArray
     """M: the node has reported within `StepTime.stale_after_ns`."""
+    node_idle_percent: IntArray
+    """M: idle share of the time of all processors, as reported last; -1: unknown."""
     reachable: BoolArray
     """N: reported by a live agent that has acknowledged the epoch, or need not (mode `observe`)."""
     eligible: BoolArray
@@ -283,6 +285,7 @@ class StepContext:
             time=time,
             epochs=leases.epoch_array(cluster.apps),
             node_seen=node_seen,
+            node_idle_percent=np.array([state.idle_percent for state in cluster.nodes], dtype=np.int64),
             reachable=seen & obeyed & ~rows.unreported,
             eligible=acknowledged & leases.warmed_up(cluster.apps, time.now_ns),
             holdings=holdings,
@@ -404,3 +407,46 @@ def _headroom(cluster: ClusterState) -> IntArray:
 def _cpu_headroom(cluster: ClusterState) -> IntArray:
     reported = np.array([state.cpu_headroom_us for state in cluster.nodes], dtype=np.int64)
     return node_cpu_headroom(reported, cluster.rows)
+
+
+def assign_quotas(context: StepContext, targets: IntArray) -> Reservation:
+    """Quotas to order: the targets as far as eligible applications, and the nodes, have free capacity; shape (N,)."""
+    rows = context.cluster.rows
+    free = np.where(context.eligible, context.free_us - context.pending.quota_us, 0)
+    before, holding = rows.quota_ordered_us, context.holdings.quota_us
+    reserved = reserve(rows.app, before, targets, free, holding)
+    if reserved.ordered is before:
+        return reserved
+    ask = np.where(reserved.ordered > before, np.maximum(reserved.ordered - holding, 0), 0)
+    got = scale_to_fit(rows.node, ask, context.node_cpu_headroom)
+    within = np.where(got < ask, np.maximum(before, holding + got), reserved.ordered)
+    return replace(reserved, ordered=within)
+
+
+def assign_limits(context: StepContext, targets: IntArray) -> Reservation:
+    """Limits to order: the targets as far as eligible applications, and the nodes, have free memory; shape (N,)."""
+    rows = context.cluster.rows
+    to_reserve = np.maximum(_withheld(context) - context.holdings.pools.reserved_bytes, 0)
+    free = np.where(context.eligible, context.free_bytes - context.pending.limit_bytes - to_reserve, 0)
+    before = rows.limit_ordered_bytes
+    reserved = reserve(rows.app, before, targets, free, context.holdings.limit_bytes)
+    if reserved.ordered is before:
+        return reserved
+    within = fit_to_nodes(rows, before, _whole_pages(before, reserved.ordered), context.node_headroom)
+    return replace(reserved, ordered=within)
+
+
+def _withheld(context: StepContext) -> IntArray:
+    """Memory withheld for reserves, as far as the application has it: no limit grows into it."""
+    pools, table = context.holdings.pools, context.table
+    limits = pools.limit_committed_bytes - pools.reserved_bytes
+    left = np.maximum(table.memory_limit_bytes - limits - context.pending.limit_bytes, 0)
+    withheld: IntArray = np.minimum(left, table.withheld_bytes)
+    return withheld
+
+
+def _whole_pages(ordered: IntArray, granted: IntArray) -> IntArray:
+    """Whole pages, as the kernel rounds, and no raise below RECLAIM_BYTES."""
+    pages = granted // PAGE_BYTES * PAGE_BYTES
+    raised = np.where(pages - ordered < RECLAIM_BYTES, ordered, pages)
+    return np.where(granted > ordered, raised, granted)

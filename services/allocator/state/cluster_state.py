@@ -289,10 +289,6 @@ class ClusterState:
         rows.acked[mine] = rows.unreported[mine] = True
         rows.fenced[mine] = False
 
-    def node_idle_percents(self) -> IntArray:
-        """Idle share of the processors by node index; -1: unknown."""
-        return np.array([node.idle_percent for node in self.nodes], dtype=np.int64)
-
     def apps_with_unreported(self, node: int) -> list[str]:
         """Applications with containers on the node that it has not reported since its agent restarted."""
         absent = self.rows.unreported & (self.rows.node == node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas.codec import to_plain
-from schemas.oom import OomCause, OomEvent, OomKind
+from schemas.oom import OomCause, OomCounters, OomEvent, OomKind
 from services._runtime.command.output import format_bytes, format_duration
 
 SEVERE_KINDS: Final = frozenset({OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS})
@@ -20,42 +20,18 @@ _BY: Final = {
 
 
 @dataclass(slots=True)
-class MemoryCounters:
+class MemoryCounters(OomCounters):
     """What happened to the memory of a container, or of an application's containers together."""
 
-    near_limit: int = 0
-    grants: int = 0
-    granted_bytes: int = 0
     slowest_grant_us: int = 0
-    oom_waits: int = 0
     longest_pause_us: int = 0
-    grants_denied: int = 0
-    oom_killer_enabled: int = 0
-    kills: int = 0
-    """Events: one may tell of several kills, which the batches' `oom_kills` count."""
-    limit_hits: int = 0
-    """How often the kernel hit the limit: system calls can have failed."""
 
     def add(self, event: OomEvent) -> None:
         """Count one event."""
+        self.count(event.kind, granted_bytes(event), event.limit_hits)
         self.longest_pause_us = max(self.longest_pause_us, event.blocked_us)
-        match event.kind:
-            case OomKind.NEAR_LIMIT:
-                self.near_limit += 1
-            case OomKind.OOM_WAIT:
-                self.oom_waits += 1
-            case OomKind.GRANT:
-                self.grants += 1
-                self.granted_bytes += granted_bytes(event)
-                self.slowest_grant_us = max(self.slowest_grant_us, event.latency_us)
-            case OomKind.GRANT_DENIED:
-                self.grants_denied += 1
-            case OomKind.OOM_KILLER_ENABLED:
-                self.oom_killer_enabled += 1
-            case OomKind.KILL:
-                self.kills += 1
-            case OomKind.LIMIT_HITS:
-                self.limit_hits += event.limit_hits
+        if event.kind is OomKind.GRANT:
+            self.slowest_grant_us = max(self.slowest_grant_us, event.latency_us)
 
     def plain(self) -> dict[str, int]:
         """As plain JSON types."""

@@ -1,9 +1,12 @@
 """Decisions of the memory guard: when a container is near its limit, what it gets, and how its waits end."""
 
+from copy import deepcopy
+
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from schemas.oom import OomCause
 from services._host.cgroup_snapshot import UNLIMITED, MemoryState
 from services.agent.memory.growth import (
     HALF_LIFE_S,
@@ -21,8 +24,10 @@ from services.agent.memory.policy import (
     REFUSED_RETRY_NS,
     RETRY_NS,
     ContainerMemory,
+    Observation,
     RequestState,
     by_urgency,
+    decide,
     decrease_is_unsafe,
     needs_inspection,
 )
@@ -172,17 +177,96 @@ def test_who_waits_comes_before_who_is_near():
     near.note_shortage(1, 0)
     for guarded, since_ns in ((waits, 20), (waits_longer, 10)):
         guarded.note_shortage(1, since_ns)
-        guarded.begin_oom_wait(since_ns, since_ns + 2000 * MS)
+        guarded.oom_wait_since_ns = since_ns
 
     assert by_urgency([near, waits, waits_longer]) == [waits_longer, waits, near]
 
 
-def test_a_pause_that_is_seen_twice_keeps_its_deadline():
-    guarded = ContainerMemory("web", "shop")
+def seen_of(state, now_ns, *, reserve_bytes=0, most_bytes=1 << 40, oom_kills=0):
+    return Observation(state, now_ns, oom_kills, most_bytes, reserve_bytes, 100 * MS)
 
-    assert guarded.begin_oom_wait(0, 100)
-    assert not guarded.begin_oom_wait(50, 150)
-    assert guarded.overdue(100)
+
+def test_a_pause_that_is_seen_twice_keeps_its_deadline():
+    container, full = ContainerMemory("web", "shop"), state_of(64 * MIB, 64 * MIB, paused=True)
+
+    assert container.inspect(seen_of(full, 0)).wait_reason
+    again = container.inspect(seen_of(full, 50 * MS))
+    assert (again.wait_reason, again.killer_reason, again.deadline_ns) == ("", "", 100 * MS)
+    assert container.inspect(seen_of(full, 100 * MS)).killer_cause is OomCause.DEADLINE
+    assert container.overdue(100 * MS)
+
+
+states = st.builds(
+    state_of,
+    st.integers(0, 1 << 33),
+    st.just(-1) | st.integers(0, 1 << 33),
+    paused=st.booleans(),
+    oom_kills=st.integers(0, 2),
+)
+observations = st.builds(
+    Observation,
+    states,
+    st.integers(0, 10**10),
+    st.integers(0, 2),
+    st.integers(1 << 20, 1 << 40),
+    st.integers(0, 1 << 34),
+    st.integers(1, 10**10),
+)
+remembered = st.builds(
+    ContainerMemory,
+    st.just("web"),
+    st.just("shop"),
+    growth=st.builds(Growth, rate=st.floats(0, 1e10), fastest=st.floats(0, 1e10)),
+    oom_wait_since_ns=st.none() | st.integers(0, 10**10),
+    recorded_wait_ns=st.none() | st.integers(0, 10**10),
+    deadline_ns=st.integers(0, 2 * 10**10),
+    woken_ns=st.integers(0, 10**10),
+    killer_reason=st.just("") | st.just("out of memory"),
+    kills_before=st.integers(0, 2),
+)
+
+
+@given(remembered, observations)
+def test_a_decision_ends_waits_in_time_and_kills_only_tasks_that_wait_for_too_long_or_for_too_much(container, seen):
+    container.state = seen.state
+    before = deepcopy(container)
+    rate, fastest = container.growth.rate, container.growth.fastest
+    need = need_of(seen.state, rate, seen.container_max_bytes, fastest, seen.reserve_bytes)
+    decision = decide(container, seen, need, 3)
+
+    assert container == before, "it changes nothing"
+    assert decision.limit_hits == 3
+    assert bool(decision.kill_reason) == (seen.state.oom_kills > seen.oom_kills)
+    if container.killer_reason:  # the kernel decides: only whether that is over
+        assert (decision.need.added_bytes, decision.killer_reason, decision.wait_reason) == (0, "", "")
+        return
+    assert not decision.control_again
+    assert (decision.oom_wait_since_ns is not None) == seen.state.paused
+    if decision.need.added_bytes:
+        assert seen.state.limit_bytes + decision.need.added_bytes <= seen.container_max_bytes
+    if not seen.state.paused:
+        assert (decision.wait_reason, decision.killer_reason, decision.wake) == ("", "", False)
+        return
+    assert bool(decision.wait_reason) == (before.oom_wait_since_ns is None)
+    assert decision.oom_wait_since_ns <= max(seen.now_ns, before.oom_wait_since_ns or 0)
+    overdue, too_much = seen.now_ns >= decision.deadline_ns, decision.need.capped and not decision.need.added_bytes
+    assert bool(decision.killer_reason) == (overdue or too_much)
+    assert not decision.wake or not (decision.need.added_bytes or decision.killer_reason)
+
+
+@given(remembered, observations)
+def test_an_inspection_remembers_what_was_decided(container, seen):
+    was_short = container.short_since_ns = 7
+    woken_ns = container.woken_ns
+    decision = container.inspect(seen)
+
+    assert container.state == seen.state
+    assert container.oom_wait_since_ns == decision.oom_wait_since_ns
+    assert container.deadline_ns == decision.deadline_ns
+    assert container.woken_ns == (seen.now_ns if decision.wake else woken_ns)
+    assert not (decision.control_again and container.killer_reason)
+    ended = not (container.killer_reason or decision.need.added_bytes)
+    assert container.short_since_ns == (None if ended else was_short)
 
 
 def test_after_a_release_it_is_armed_again_once_the_kernel_has_killed_or_there_is_room():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from services._runtime.file_lock import is_locked
 from services._runtime.settings_error import UnusableSettingsError
 from services.agent.cgroup.simulated import InMemoryReserveStore
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
@@ -21,7 +22,6 @@ from services.agent.state_files import (
     StateDirectory,
     append_reports,
     inode_of,
-    is_locked,
     read_holder,
     save_file,
     take_report_lines,

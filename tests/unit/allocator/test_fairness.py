@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, RECLAIM_BYTES
-from services.allocator.memory.policy import MemoryState, MemoryView, decide_memory
+from services.allocator.memory.policy import MemoryState, MemoryView
 from services.allocator.state.budget import FairShares, claims, within_share
 from tests.support.examples import examples
 from tests.support.lending_shop import MIB, Shop
+from tests.support.memory_policy import decide_memory
 
 sizes = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=12)
 

@@ -130,9 +130,8 @@ async def test_memory_requests_are_answered_by_the_owner_alone(pair):
 
 
 async def test_an_owner_that_cannot_renew_its_heartbeat_answers_no_requests(pair, monkeypatch):
-    owner = pair.allocators[0]
     app = next(iter(pair.held[0]))
-    monkeypatch.setattr(owner._membership, "may_decide", lambda: False)
+    monkeypatch.setattr(LeaseManager, "may_decide", lambda _core, _now_s: False)
 
     with pytest.raises(RequestRefusedError, match="retry") as refusal:
         await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=1)

@@ -7,7 +7,7 @@ import asyncio
 import msgpack
 import pytest
 
-from services.console.hub import CUT_OFF_BYTES, LOSSY_BYTES, REMEMBERED_FACTS, Hub, Page, console_message, frame
+from services.console.hub import CUT_OFF_BYTES, LOSSY_BYTES, REMEMBERED_EVENTS, Hub, Page, console_message, frame
 
 
 def messages(data: bytes) -> list[bytes]:
@@ -36,9 +36,9 @@ async def test_who_joins_is_told_what_holds_and_the_newest_facts() -> None:
     hub.set("apps/shop", b"new limit")
     hub.set("apps/gone", b"limit")
     hub.remove("apps/gone", b"removed")
-    for number in range(REMEMBERED_FACTS + 1):
-        hub.broadcast_fact("oom", b"%d" % number)
-    expected = [b"new limit", *(b"%d" % number for number in range(1, REMEMBERED_FACTS + 1))]
+    for number in range(REMEMBERED_EVENTS + 1):
+        hub.broadcast_event("oom", b"%d" % number)
+    expected = [b"new limit", *(b"%d" % number for number in range(1, REMEMBERED_EVENTS + 1))]
     assert await told(hub.join()) == expected
 
 
@@ -47,8 +47,8 @@ async def test_pages_are_told_news_once() -> None:
     page, other = hub.join(), hub.join()
     hub.set("network/gpu-01", b"state")
     hub.set("network/gpu-01", b"state")
-    hub.broadcast_fact("oom", b"fact")
-    hub.broadcast_fact("oom", b"fact")
+    hub.broadcast_event("oom", b"fact")
+    hub.broadcast_event("oom", b"fact")
     hub.broadcast_observation(b"batch")
     hub.remove("network/gpu-02", b"was never there")
     hub.remove("network/gpu-01", b"removed")
@@ -63,7 +63,7 @@ async def test_a_slow_page_misses_observations_and_keeps_facts() -> None:
     half = bytes(LOSSY_BYTES // 2)
     for _ in range(3):  # 2 x (half + 4) exceeds the limit: only the first fits
         hub.broadcast_observation(half)
-    hub.broadcast_fact("oom", b"fact")
+    hub.broadcast_event("oom", b"fact")
     assert [len(data) for data in await told(page)] == [len(half), 4]
     assert page.dropped == 2
     assert not page.behind
@@ -72,7 +72,7 @@ async def test_a_slow_page_misses_observations_and_keeps_facts() -> None:
 async def test_a_page_that_is_behind_with_facts_is_given_up() -> None:
     hub = Hub()
     page = hub.join()
-    hub.broadcast_fact("route", bytes(CUT_OFF_BYTES))
+    hub.broadcast_event("route", bytes(CUT_OFF_BYTES))
     assert page.behind
     assert await asyncio.wait_for(page.take(60.0), 5.0) == b""  # at once
 
@@ -82,9 +82,9 @@ async def test_a_long_past_cuts_nobody_off() -> None:
     hub = Hub()
     facts = [bytes([number]) * (CUT_OFF_BYTES // 4) for number in range(5)]
     for fact in facts:
-        hub.broadcast_fact("tc", fact)
+        hub.broadcast_event("tc", fact)
     page = hub.join()
-    hub.broadcast_fact("oom", b"while it reads")
+    hub.broadcast_event("oom", b"while it reads")
     assert await told(page) == [*facts, b"while it reads"]
     assert not page.behind
 

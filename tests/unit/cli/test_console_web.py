@@ -116,7 +116,7 @@ async def test_streams_until_the_page_goes(console: Console) -> None:
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"Content-Length" not in head
-    console.hub.broadcast_fact("oom", b"fact")
+    console.hub.broadcast_event("oom", b"fact")
     read = b""
     while b"fact" not in read:
         read += await asyncio.wait_for(reader.read(100), 5.0)

@@ -78,7 +78,7 @@ def test_the_newest_report_of_a_node_counts() -> None:
         made = batch(tick, node_idle_percent=percent)
         cluster.ingest([made], tick * PERIOD_NS, made.time_ns)
 
-    assert cluster.node_idle_percents().tolist() == [3]
+    assert [state.idle_percent for state in cluster.nodes] == [3]
 
 
 def test_the_idle_share_is_of_all_processors_and_smoothed() -> None:

@@ -15,10 +15,10 @@ from services.allocator.memory.policy import (
     GREW_STEPS,
     MemoryState,
     MemoryView,
-    decide_memory,
     urgent_reclaim,
 )
 from tests.support.examples import examples
+from tests.support.memory_policy import decide_memory
 
 MIB = 1 << 20
 

@@ -62,6 +62,7 @@ class ExchangedPolicies:
         self._originals.clear()
         self.spec, self._profile = spec, profile
         self.rules = None if spec is None or spec.ours else rules_for(spec)
+        self.follow(max(self.cluster.slot_capacity, 1), np.zeros(0, dtype=np.int64))
         self._started.clear()
         for state in (self.cpu.escra.state, self.cpu.waterfill.state, self.memory.state):
             state.forget(np.arange(state.capacity))

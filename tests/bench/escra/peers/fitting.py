@@ -13,7 +13,7 @@ import numpy as np
 
 from schemas.reasons import Reason
 from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, Bools, Floats, Ints, per_app, scale_to_fit
-from services.allocator.cpu.pipeline import CpuTargets, CpuView, unchanged
+from services.allocator.cpu.pipeline import CpuTargets, CpuView
 from services.allocator.memory.policy import MemoryTargets, MemoryView
 
 NO_WISH: Final = 0
@@ -41,7 +41,7 @@ def fit_cpu(view: CpuView, wished_us: Floats | Ints) -> tuple[CpuTargets, Bools]
     apps = len(view.limit_us)
     above = wished - view.min_us
     target = view.min_us + scale_to_fit(view.app, above, view.limit_us - per_app(view.app, view.min_us, apps))
-    targets = unchanged(target)
+    targets = CpuTargets.none(len(target), target)
     held = per_app(view.app, view.ordered_us, apps)
     over = (held > view.limit_us)[view.app]
     raised, cut = target > view.ordered_us, target < view.ordered_us
@@ -71,12 +71,8 @@ def fit_memory(sample: MemorySample, wished_bytes: Floats | Ints) -> MemoryTarge
 
 
 def _explain_memory(view: MemoryView, target: Ints) -> MemoryTargets:
-    reason = np.zeros(len(target), np.uint8)
-    measured, threshold = np.zeros(len(target)), np.zeros(len(target))
     free = view.ordered_bytes - view.usage_bytes
-    for rows, why, value, bound in (
-        (target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, np.maximum(free, 0)),
-        (target < view.ordered_bytes, Reason.MEMORY_RECLAIM, free, target - view.usage_bytes),
-    ):
-        reason[rows], measured[rows], threshold[rows] = why, value[rows], bound[rows]
-    return MemoryTargets(target, reason, measured, threshold)
+    targets = MemoryTargets.none(len(target), target)
+    targets.give(target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, np.maximum(free, 0))
+    targets.give(target < view.ordered_bytes, Reason.MEMORY_RECLAIM, free, target - view.usage_bytes)
+    return targets

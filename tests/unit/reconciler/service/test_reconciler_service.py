@@ -328,7 +328,7 @@ async def test_the_next_incarnation_tells_what_the_bus_never_got(lab):
 async def test_without_a_loss_the_next_incarnation_tells_no_gap(lab):
     lab.network.learn(mac(1), VTEP)
     async with lab.reconciler() as reconciler:
-        await until(lambda: reconciler.publisher.pass_id and not reconciler.publisher.pending_facts, what="the audit")
+        await until(lambda: reconciler.publisher.pass_id and not reconciler.publisher.pending_events, what="the audit")
         first = reconciler.publisher.pass_id
     async with lab.reconciler() as reconciler:
         await until(lambda: lab.tc[-1].incarnation == reconciler._incarnation, what="the next one's fact")
