@@ -21,9 +21,9 @@ from services._runtime.install_hint import package_missing
 from services._runtime.settings_error import UnusableSettingsError
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore, NoWatchdog, SimulatedApp, SimulatedHost
-from services.agent.cpu_budget import CpuBudget
 from services.agent.discovery.managed import ManagedDiscovery
 from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
+from services.agent.limits.cpu_budget import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
 from services.agent.memory.reserve_store import FileReserveStore
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess

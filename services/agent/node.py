@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
 from services.agent.containers import ContainerSet, Incarnation, Inventory
-from services.agent.cpu_budget import CpuBudget, NodeCpuBudget
 from services.agent.lifecycle import ContainerLifecycle
+from services.agent.limits.cpu_budget import CpuBudget, NodeCpuBudget
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.controller import MemoryController
@@ -56,8 +56,8 @@ def assemble(incarnation: Incarnation, host: Host, store: ReserveStore, options:
     drift = DriftDetector(containers, reserves, events, reassert=options.reassert)
     memory = MemoryController(containers, reserves, events, drift.check, options.oom_wait_timeout_ns)
     cpu = NodeCpuBudget(options.cpu_budget, containers, warns=options.warns_of_overcommit)
-    budget = NodeBudget(options.memory_budget, containers, reserves, events, cpu)
-    limits = LimitExecutor(containers, budget, memory, drift)
-    sampler = Sampler(containers, limits.log, memory, drift, budget)
+    budget = NodeBudget(options.memory_budget, containers, reserves, events)
+    limits = LimitExecutor(containers, budget, cpu, memory, drift)
+    sampler = Sampler(containers, limits, memory, drift, budget)
     lifecycle = ContainerLifecycle(containers, memory, limits, budget)
     return Node(containers, lifecycle, sampler, limits, memory, budget)

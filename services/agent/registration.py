@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from schemas.containers import NodeInfo
 from services.agent.backend import Backend
-from services.agent.containers import ContainerSet
+from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.node_budget import NodeBudget
 
 
-def node_info(containers: ContainerSet, budget: NodeBudget, backend: Backend, time_ns: int, version: str) -> NodeInfo:
+def node_info(limits: LimitExecutor, budget: NodeBudget, backend: Backend, time_ns: int, version: str) -> NodeInfo:
     """The node as it is now."""
+    containers, cpu_budget = limits.containers, limits.cpu_budget
     host, docker = containers.host, backend.discoveries.get("docker")
     pressure = host.read_pressure()
     return NodeInfo(
@@ -28,9 +29,9 @@ def node_info(containers: ContainerSet, budget: NodeBudget, backend: Backend, ti
         holder=backend.holder,
         allocatable_memory_bytes=budget.allocatable_bytes,
         committed_memory_bytes=budget.committed_bytes(),
-        committed_cpu_us=budget.cpu.committed_us(),
-        allocatable_cpu_us=budget.cpu.allocatable_us,
-        warns_cpu_overcommit=budget.cpu.warns,
+        committed_cpu_us=cpu_budget.committed_us(),
+        allocatable_cpu_us=cpu_budget.allocatable_us,
+        warns_cpu_overcommit=cpu_budget.warns,
         available_memory_bytes=host.read_available(),
         memory_pressure_percent=pressure.memory_percent,
         cpu_pressure_percent=pressure.cpu_percent,

@@ -228,7 +228,7 @@ class Agent:
         return await settled
 
     def _report_cpu_refusals(self, node: Node) -> None:
-        for refusal in node.budget.cpu.take_refusals():
+        for refusal in node.limits.cpu_budget.take_refusals():
             limits = node.containers.limits[refusal.container]
             detail = Detail(limits.quota_us, limits.limit_bytes, reason=refusal.reason)
             self._events.publish(node.containers.managed[refusal.container].found, ContainerChange.CPU_REFUSED, detail)
@@ -334,7 +334,7 @@ class Agent:
             self._log.info("telemetry_source", source=source, reason=backend.host.telemetry_note or None)
 
     def _info(self, node: Node, backend: Backend) -> NodeInfo:
-        return node_info(node.containers, node.budget, backend, self._clock.time_ns(), self.version)
+        return node_info(node.limits, node.budget, backend, self._clock.time_ns(), self.version)
 
     def _register_metrics(self, node: Node, backend: Backend) -> None:
         observe = self._runtime.telemetry.observe
@@ -344,7 +344,7 @@ class Agent:
         observe("turnbuckle_agent_quota_writes_total", lambda: node.containers.writes.quota_writes)
         observe("turnbuckle_agent_memory_writes_total", lambda: node.containers.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.containers.writes.refused_writes)
-        cpu = node.budget.cpu
+        cpu = node.limits.cpu_budget
         observe("turnbuckle_agent_node_cpu_budget_rejections_total", lambda: cpu.rejections)
         observe("turnbuckle_agent_node_allocatable_cores", lambda: (cpu.allocatable_us or 0) / PERIOD_US)
         observe("turnbuckle_agent_node_committed_cores", lambda: cpu.committed_us() / PERIOD_US)

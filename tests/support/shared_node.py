@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
-from services.agent.cpu_budget import CpuBudget
+from services.agent.limits.cpu_budget import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import NodeOptions
@@ -162,7 +162,7 @@ class SharedNode:
 
     def act_of_agent(self, action: Callable[[], object]):
         """Whatever the agent does, it leads no sum beyond the budget, nor further beyond it than it was found."""
-        before_bytes, before_us = self.counted_bytes(), self.node.budget.cpu.committed_us()
+        before_bytes, before_us = self.counted_bytes(), self.node.limits.cpu_budget.committed_us()
         result = action()
         self.told += self.node.events.take_events()
         for asked in self.node.events.take_requests():

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services.agent.containers import ContainerSet
 from services.agent.limits.accepted_updates import Plan, RowPlan, SpecLimits, UpdateLog
+from services.agent.limits.cpu_budget import NodeCpuBudget
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
 from services.agent.memory.controller import MemoryController
@@ -58,10 +59,16 @@ class LimitExecutor:
     """Updates under way on one node."""
 
     def __init__(
-        self, containers: ContainerSet, budget: NodeBudget, memory: MemoryController, drift: DriftDetector
+        self,
+        containers: ContainerSet,
+        budget: NodeBudget,
+        cpu_budget: NodeCpuBudget,
+        memory: MemoryController,
+        drift: DriftDetector,
     ) -> None:
-        self._containers = containers
+        self.containers = containers
         self._budget = budget
+        self.cpu_budget = cpu_budget
         self._reserves = budget.reserves
         self._memory = memory
         self._drift = drift
@@ -84,12 +91,12 @@ class LimitExecutor:
         room = (
             None
             if self.spec_limits is None
-            else self.spec_limits.admission(self._containers.limits, self._reserves.report)
+            else self.spec_limits.admission(self.containers.limits, self._reserves.report)
         )
         plan = self.log.accept(update, room)
         self._over_limit |= plan.over_limit
         self._reasons = {row.container: _OVER_LIMIT for row in plan.rows if row.status is RowStatus.FAILED}
-        keys = [row.container for row in plan.rows] or self._containers.of_apps(plan.fenced_apps)
+        keys = [row.container for row in plan.rows] or self.containers.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = _PendingReply(update, plan, keys, statuses, on_settled, self._budget.begin())
         self._replies.append(pending)
@@ -109,7 +116,7 @@ class LimitExecutor:
             if decrease.nr_periods == PREDICTED:
                 is_due = self.decreases.boundary_passed(decrease, now_ns)
             else:
-                member = self._containers.managed.get(decrease.container)
+                member = self.containers.managed.get(decrease.container)
                 nr_periods = member.handle.read_periods() if member else None
                 if nr_periods is None:
                     self.decreases.discard(decrease.container, decrease.order)
@@ -126,6 +133,7 @@ class LimitExecutor:
         pending_rows = self.decreases.pending.get(container)
         self._vanished.append(container)
         self.decreases.forget(container)
+        self.cpu_budget.forget(container)
         if pending_rows is not None:
             self._settle_row(container, pending_rows.order, RowStatus.UNKNOWN_CONTAINER)
 
@@ -133,7 +141,7 @@ class LimitExecutor:
         """Applications whose AppSpec limits, as they are known now, an update would pass."""
         if self.spec_limits is None:
             return set()
-        return self.log.over_limit(update, self.spec_limits.admission(self._containers.limits, self._reserves.report))
+        return self.log.over_limit(update, self.spec_limits.admission(self.containers.limits, self._reserves.report))
 
     def take_over_limit(self) -> set[str]:
         """Applications whose AppSpec limits an update since the last call would have passed."""
@@ -163,30 +171,30 @@ class LimitExecutor:
 
     def _must_wait(self, key: str, order: tuple[int, int], now_ns: int) -> bool:
         """Queue a decrease for the container's boundary, unless a write refills nothing."""
-        rows = self._containers.samples
+        rows = self.containers.samples
         if rows.is_idle(key):
             return False
         if boundary_ns := rows.boundary_of(key):
             return self.decreases.add_predicted(key, order, boundary_ns, now_ns)
-        nr_periods = self._containers.managed[key].handle.read_periods()
+        nr_periods = self.containers.managed[key].handle.read_periods()
         if nr_periods is None:  # vanished: the write finds out
             return False
         return self.decreases.add(key, order, nr_periods, now_ns)
 
     def _write_quota(self, key: str, quota_us: int) -> RowStatus:
-        if key in self._containers.managed:
+        if key in self.containers.managed:
             self._drift.before_quota_write(key, quota_us)
-        return self._containers.write_quota(key, quota_us)
+        return self.containers.write_quota(key, quota_us)
 
     def _raise_quota(self, planned: RowPlan, pending: _PendingReply, now_ns: int) -> RowStatus:
         key, ordered_us = planned.container, planned.increase_quota_us
-        admitted_us, refusal = self._budget.cpu.admit(key, ordered_us)
+        admitted_us, refusal = self.cpu_budget.admit(key, ordered_us)
         status = self._write_quota(key, admitted_us) if admitted_us else RowStatus.UNCHANGED
         if not refusal:
             return status
         self._add_reason(key, refusal)
         pending.cpu_refusal = refusal
-        self._budget.cpu.report_rejection(key, ordered_us, refusal, now_ns)
+        self.cpu_budget.report_rejection(key, ordered_us, refusal, now_ns)
         return max(status, RowStatus.NODE_BUDGET)
 
     def _add_reason(self, key: str, reason: str) -> None:
@@ -198,18 +206,18 @@ class LimitExecutor:
 
         Memory before CPU, most of whose decreases wait for their boundary anyway.
         """
-        known = self._containers.limits.get(planned.container)
+        known = self.containers.limits.get(planned.container)
         return known is not None and planned.limit_bytes > max(known.limit_bytes, 0), planned.increase_quota_us > 0
 
     def _write_memory(self, key: str, ordered_bytes: int, room: UpdateHeadroom, now_ns: int) -> RowStatus:
         admitted = self._budget.admit(key, ordered_bytes, room)
-        before_bytes = self._containers.limits[key].limit_bytes
+        before_bytes = self.containers.limits[key].limit_bytes
         status = RowStatus.UNCHANGED
         if admitted.limit_bytes:
             status = self._write_admitted(key, admitted.limit_bytes, now_ns)
         if admitted.refusal is None:
             return status
-        self._add_reason(key, admitted.refusal.sentence(self._containers.node))
+        self._add_reason(key, admitted.refusal.sentence(self.containers.node))
         self._budget.report_rejection(key, ordered_bytes, before_bytes, admitted.refusal, now_ns)
         return max(status, RowStatus.NODE_BUDGET)
 
@@ -217,8 +225,8 @@ class LimitExecutor:
         if self._memory.rejects_decrease(key, limit_bytes, now_ns):
             self._reasons[key] = _IN_USE
             return RowStatus.FAILED
-        before_bytes = self._containers.limits[key].limit_bytes
-        status = self._containers.write_memory(key, limit_bytes)
+        before_bytes = self.containers.limits[key].limit_bytes
+        status = self.containers.write_memory(key, limit_bytes)
         if status is RowStatus.APPLIED and 0 <= before_bytes < limit_bytes:
             self._memory.limit_was_increased(key, now_ns)
         return status
@@ -227,7 +235,7 @@ class LimitExecutor:
         """Waiting containers are granted memory before the reply carries what is left. Lower reserves first."""
         held = {order.app: self._reserves.report(order.app).given_bytes for order in plan.reserves}
         for order in sorted(plan.reserves, key=lambda order: order.given_bytes > held[order.app]):
-            if self._containers.of_app(order.app):
+            if self.containers.of_app(order.app):
                 more_bytes = max(order.given_bytes - held[order.app], 0)
                 refused_bytes = more_bytes - room.take(more_bytes) if more_bytes else 0
                 self._reserves.apply(replace(order, given_bytes=order.given_bytes - refused_bytes))
@@ -258,7 +266,7 @@ class LimitExecutor:
 
     def _reply(self, pending: _PendingReply) -> LimitReply:
         update, plan = pending.update, pending.plan
-        known = [self._containers.limits.get(key) for key in pending.keys]
+        known = [self.containers.limits.get(key) for key in pending.keys]
         columns = {
             "quota_us": [entry.quota_us if entry else 0 for entry in known],
             "limit_bytes": [entry.limit_bytes if entry else 0 for entry in known],
@@ -271,10 +279,10 @@ class LimitExecutor:
         return LimitReply.build(
             pending.keys,
             columns,
-            node=self._containers.node,
-            incarnation=self._containers.incarnation.number,
-            report_seq=self._containers.incarnation.next_report_seq(),
-            inventory_complete=self._containers.inventory.complete,
+            node=self.containers.node,
+            incarnation=self.containers.incarnation.number,
+            report_seq=self.containers.incarnation.next_report_seq(),
+            inventory_complete=self.containers.inventory.complete,
             epoch=update.epoch,
             seq=update.seq,
             rejection=plan.refusal,
@@ -284,11 +292,11 @@ class LimitExecutor:
             reserve_used_bytes=tuple(reserve.used_bytes for reserve in reserves),
             reserve_update_seq=tuple(self.log.reserve_seq(app) for app in plan.fenced_apps),
             node_headroom_bytes=self._budget.headroom_bytes,
-            node_cpu_headroom_us=self._budget.cpu.headroom_us,
+            node_cpu_headroom_us=self.cpu_budget.headroom_us,
             node_budget_reason=self._budget_reason(pending),
         )
 
     def _budget_reason(self, pending: _PendingReply) -> str:
         refused = pending.room.refusal
-        memory = "" if refused is None else refused.sentence(self._containers.node)
+        memory = "" if refused is None else refused.sentence(self.containers.node)
         return "; ".join(filter(None, (memory, pending.cpu_refusal)))

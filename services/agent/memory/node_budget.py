@@ -20,7 +20,6 @@ import numpy as np
 from schemas.oom import OomCause, OomKind
 from services._host.cgroup_snapshot import MEMORY_COLUMN, UNLIMITED
 from services.agent.containers import ContainerSet
-from services.agent.cpu_budget import NodeCpuBudget
 from services.agent.memory.growth import MIB, PAGE_BYTES
 from services.agent.memory.policy import DECREASE_MARGIN_BYTES, IntArray
 from services.agent.memory.records import EventBuffer, MemoryEvent, mib
@@ -186,13 +185,11 @@ class NodeBudget:
         containers: ContainerSet,
         reserves: Reserves,
         events: EventBuffer,
-        cpu: NodeCpuBudget,
     ) -> None:
-        """``budget`` None: no memory is refused; ``cpu``: the node's other budget, of its own rules."""
+        """``budget`` None: nothing is refused."""
         self._budget = budget
         self._containers = containers
         self.reserves = reserves
-        self.cpu = cpu
         self._events = events
         self._reported_ns: dict[str, int] = {}
         self.rejections = 0
@@ -291,7 +288,6 @@ class NodeBudget:
     def forget(self, key: str) -> None:
         """The container is gone."""
         self._reported_ns.pop(key, None)
-        self.cpu.forget(key)
 
     def _counted_usage(self, key: str) -> int:
         """0 for those that have a limit: that is what they count for."""

@@ -17,8 +17,8 @@ from services._host.cgroup_snapshot import (
     ThrottleSnapshot,
 )
 from services.agent.containers import NEVER, BatchOrder, ContainerSet
-from services.agent.limits.accepted_updates import UpdateLog
 from services.agent.limits.drift import DriftDetector
+from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.controller import MemoryController
 from services.agent.memory.node_budget import NodeBudget
 from services.agent.ports import Host
@@ -81,7 +81,7 @@ class Sampler:
     def __init__(
         self,
         containers: ContainerSet,
-        log: UpdateLog,
+        limits: LimitExecutor,
         memory: MemoryController,
         drift: DriftDetector,
         budget: NodeBudget,
@@ -90,7 +90,8 @@ class Sampler:
         """Of all containers."""
         self._containers = containers
         self._host = containers.host
-        self._log = log
+        self._log = limits.log
+        self._cpu_budget = limits.cpu_budget
         self._memory = memory
         self._drift = drift
         self._budget = budget
@@ -295,7 +296,7 @@ class Sampler:
     def _headroom(self) -> dict[str, int]:
         return {
             "node_headroom_bytes": self._budget.headroom_bytes,
-            "node_cpu_headroom_us": self._budget.cpu.headroom_us,
+            "node_cpu_headroom_us": self._cpu_budget.headroom_us,
         }
 
     def _head(self, app: str, wall_ns: int, headroom: dict[str, int]) -> dict[str, Any]:

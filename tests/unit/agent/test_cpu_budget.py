@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from schemas.limits import RowStatus
 from services._runtime.settings_error import SettingsError
 from services.agent.backend import node_cpu_budget
-from services.agent.cpu_budget import LEAST_RAISE_US, CpuBudget, admitted_us, counted_us
+from services.agent.limits.cpu_budget import LEAST_RAISE_US, CpuBudget, admitted_us, counted_us
 from services.agent.memory.growth import MIB
 from services.agent.memory.node_budget import MemoryBudget
 from services.agent.node import NodeOptions
@@ -54,7 +54,7 @@ def test_a_raise_beyond_the_budget_is_carried_out_in_part_and_says_why(host):
     assert reply.node_cpu_headroom_us == 0
     assert reply.node_budget_reason == f"{USED_UP} 2.50 of 3.00 cores (1.5 x 2)"
     assert node.limits.take_failures() == [(web, RowStatus.NODE_BUDGET, reply.node_budget_reason)]
-    [refusal] = node.budget.cpu.take_refusals()
+    [refusal] = node.limits.cpu_budget.take_refusals()
     assert refusal.container == web
     assert refusal.reason == f"{reply.node_budget_reason}; the limit update was 1.80 cores, its limit is 1.50 cores"
 
@@ -64,11 +64,11 @@ def test_who_is_refused_each_period_is_told_once_a_minute(host):
     web, files = container(node, host, "web", 100_000)
     for seq in range(1, 20):
         send(node, update({web: (110_000, 0)}, seq=seq), seq * 100 * MS)
-    assert len(node.budget.cpu.take_refusals()) == 1
-    assert (node.budget.cpu.rejections, files.writes) == (19, [])
+    assert len(node.limits.cpu_budget.take_refusals()) == 1
+    assert (node.limits.cpu_budget.rejections, files.writes) == (19, [])
 
     send(node, update({web: (110_000, 0)}, seq=20), 61_000 * MS)
-    assert len(node.budget.cpu.take_refusals()) == 1
+    assert len(node.limits.cpu_budget.take_refusals()) == 1
 
 
 def test_a_full_node_can_still_shift_cores_within_one_order(host):
@@ -101,7 +101,7 @@ def test_a_container_without_a_quota_counts_what_it_used_and_gets_its_first_one_
     node = node_of(host, 1.0)
     container(node, host, "db", 200_000)
     web, web_files = container(node, host, "web", -1, used_us=70_000)
-    assert node.budget.cpu.committed_us() == 270_000
+    assert node.limits.cpu_budget.committed_us() == 270_000
 
     (reply,) = send(node, update({web: (120_000, 0)}))
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schemas.apps import AppSpec
-from services.agent.cpu_budget import CpuBudget
+from services.agent.limits.cpu_budget import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget
 from services.allocator.state.budget import committed_limits
 from tests.support.examples import examples

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
-from services.agent.cpu_budget import CpuBudget
+from services.agent.limits.cpu_budget import CpuBudget
 from services.allocator.columns import NO_BOUND, Rows
 from services.allocator.state.budget import node_cpu_headroom
 from tests.support.shared_node import SharedNode
@@ -47,9 +47,9 @@ def test_an_owner_does_not_ask_in_vain_each_period():
     """It knows what the node has left: no order goes out that would be refused again."""
     shared = busy_node(1.5)
     periods(shared, 30)
-    before = shared.node.budget.cpu.rejections
+    before = shared.node.limits.cpu_budget.rejections
     periods(shared, 50)
-    assert shared.node.budget.cpu.rejections == before
+    assert shared.node.limits.cpu_budget.rejections == before
 
 
 def test_what_one_gives_back_the_other_gets():
