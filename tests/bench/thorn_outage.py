@@ -14,6 +14,7 @@ from services.fabric.testbed.faults import Direction, Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import FaultTarget, Measurement, Outage, OutageMeter
 from services.fabric.testbed.topology import LabSettings
+from tests.support.lab_faults import blackhole, link_down
 
 PACE_S: Final = 4.0
 """At least so long from fault to fault: a fast path that acts more than three times in 10 s is damped."""
@@ -63,22 +64,22 @@ FAULTS: Final = {
     "blackhole": FaultCase(
         "blackhole both ways",
         (
-            (lambda switch: Fault.blackhole(1, switch), FaultTarget.OUT),
-            (lambda switch: Fault.blackhole(1, switch), FaultTarget.IN),
+            (lambda switch: blackhole(1, switch), FaultTarget.OUT),
+            (lambda switch: blackhole(1, switch), FaultTarget.IN),
         ),
     ),
     "one-way": FaultCase(
         "blackhole one way",
         (
-            (lambda switch: Fault.blackhole(1, switch, Direction.FROM_HOST), FaultTarget.OUT),
-            (lambda switch: Fault.blackhole(1, switch, Direction.TO_HOST), FaultTarget.IN),
+            (lambda switch: blackhole(1, switch, Direction.FROM_HOST), FaultTarget.OUT),
+            (lambda switch: blackhole(1, switch, Direction.TO_HOST), FaultTarget.IN),
         ),
     ),
     "carrier": FaultCase(
         "carrier loss",
         (
-            (lambda switch: Fault.link_down(1, switch), FaultTarget.OUT),
-            (lambda switch: Fault.link_down(1, switch), FaultTarget.IN),
+            (lambda switch: link_down(1, switch), FaultTarget.OUT),
+            (lambda switch: link_down(1, switch), FaultTarget.IN),
         ),
         silent=False,
     ),

@@ -197,7 +197,6 @@ class EmbeddedNats:
         """Stop it gracefully but keep port and store for `start`."""
         if self._process is None:
             return
-        self.resume()
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, _STOP_S)
@@ -209,17 +208,6 @@ class EmbeddedNats:
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
-
-    def pause(self) -> None:
-        """Stop it with SIGSTOP: connections stay open and nothing answers. Returns once every thread is stopped."""
-        self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + _STOP_S
-        while self.pid is not None and not _is_stopped(self.pid) and time.monotonic() < deadline:
-            time.sleep(0.001)  # at most a few scheduler ticks
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -235,12 +223,3 @@ class EmbeddedNats:
 def _logged_errors(log: str) -> str:
     lines = _ERROR_LINE.findall(log)
     return "; ".join(lines) if lines else "it logged no error"
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether every thread is stopped; a signal reaches threads on other processors a little later."""
-    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):
-            if status.read_text().rpartition(")")[2].split()[0] != "T":
-                return False
-    return True

@@ -1,7 +1,7 @@
 """A dual-ToR lab: build, attach, inject faults, restore, remove.
 
     with Lab.up(LabSettings(hosts=3)) as lab:  # `with`: removed at the end
-        with lab.fault(Fault.blackhole(host=1, switch=2)):
+        with lab.fault(Fault(kind=FaultKind.BLACKHOLE, host=1, switch=2)):
             ...                                # processes of yours in lab.topology.hosts[0].application_netns
 
 `Lab.attach("tb")` finds one that `turnbuckle lab up` has made.

@@ -1,7 +1,7 @@
 """The outage meter: how long traffic stood still, in send times, so that a late receiver does not count.
 
 with OutageMeter(lab) as meter:
-    measured = meter.measure(lambda switch: Fault.blackhole(1, switch), FaultTarget.OUT)
+    measured = meter.measure(fault_maker(FaultKind.BLACKHOLE), FaultTarget.OUT)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Periodic faults, as in thesis 3.5.2: 20 s down, 20 s up, at one switch or at both in turn.
 
-with FaultSchedule(lab, alternating(Fault.blackhole(1, 1)), FaultTiming(down_s=20, up_s=20)) as schedule:
+with FaultSchedule(lab, alternating(Fault(kind=FaultKind.BLACKHOLE)), FaultTiming(down_s=20, up_s=20)) as schedule:
     ...                                                # a job
 print(schedule.occurrences)
 """
@@ -45,7 +45,7 @@ class FaultSchedule:
     def __init__(
         self, lab: Lab, faults: Iterable[Fault], timing: FaultTiming, report: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`faults` may be endless: `faults.alternating`, `faults.repeated`."""
+        """`faults` may be endless: `faults.alternating`, `itertools.repeat`."""
         self._lab = lab
         self._faults = faults
         self._rhythm = timing

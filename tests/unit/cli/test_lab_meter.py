@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import contextmanager
+from itertools import repeat
 
 import pytest
 
 from services._runtime.command.errors import CommandError
-from services.fabric.testbed.faults import Fault, repeated
+from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.fabric.testbed.streams import StreamPlan, StreamsPlan, _Stream
+from tests.support.lab_faults import link_down, switch_dead
 
 MS = 1_000_000
 PLAN = StreamPlan("h1->h2", "a", "172.16.0.1", "b", "172.16.0.2")
@@ -109,7 +111,7 @@ class FakeLab:
 
 def test_a_series_restores_each_fault_before_the_next() -> None:
     lab = FakeLab()
-    schedule = FaultSchedule(lab, [Fault.link_down(1, 1), Fault.link_down(1, 2)], FaultTiming(0.001, 0.001))
+    schedule = FaultSchedule(lab, [link_down(1, 1), link_down(1, 2)], FaultTiming(0.001, 0.001))
 
     schedule.run()
 
@@ -124,7 +126,7 @@ def test_a_series_that_is_stopped_restores_what_is_broken() -> None:
     lab = FakeLab()
     broken = threading.Event()
     rhythm = FaultTiming(60.0, 60.0, lead_s=0.0)
-    with FaultSchedule(lab, repeated(Fault.switch_dead(1)), rhythm, lambda _: broken.set()) as schedule:
+    with FaultSchedule(lab, repeat(switch_dead(1)), rhythm, lambda _: broken.set()) as schedule:
         assert broken.wait(5)
 
     assert lab.acts == ["inject switch-dead s1", "restore switch-dead s1"]
@@ -134,6 +136,6 @@ def test_a_series_that_is_stopped_restores_what_is_broken() -> None:
 def test_a_series_that_fails_in_its_thread_says_so_at_the_end() -> None:
     with (
         pytest.raises(CommandError, match="no such port"),
-        FaultSchedule(FakeLab(broken=True), repeated(Fault.link_down(1, 1)), FaultTiming(0.001, 0.0)) as schedule,
+        FaultSchedule(FakeLab(broken=True), repeat(link_down(1, 1)), FaultTiming(0.001, 0.0)) as schedule,
     ):
         schedule._thread.join(5)

@@ -15,10 +15,10 @@ from schemas.network import ReconcilerInfo
 from schemas.streams import NODES, RECONCILERS
 from services._runtime.bus.api import BusError, BusUnavailableError
 from services._runtime.bus.name_registration import Holder, NameTakenError, Registration
-from services._runtime.clock import ManualClock
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.examples import examples
+from tests.support.manual_clock import ManualClock
 
 TTL_S = RECONCILERS.ttl_s or 0.0
 HEARTBEAT_S = 5.0
