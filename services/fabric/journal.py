@@ -16,13 +16,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from services._host.boot_records import boot_id, write_record
 from services._runtime.command.errors import CommandError
 from services._runtime.file_lock import open_lock_file, try_flock
 from services.fabric import resources
 from services.fabric.resources import Directory, Resource, TextFile
 
 VERSION: Final = 1
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _KINDS: Final[dict[str, type[Resource]]] = {
     name: kind for name, kind in vars(resources).items() if isinstance(kind, type) and issubclass(kind, Resource)
@@ -112,9 +112,7 @@ class Journal:
                 {**to_plain(entry.resource), "before": entry.before, "former": entry.former}
                 for entry in self.entries.values()
             ]
-            fresh = self._file.with_suffix(".new")
-            fresh.write_text(json.dumps({"version": VERSION, "boot_id": _boot_id(), "entries": rows}))
-            fresh.replace(self._file)
+            write_record(self._file, {"version": VERSION, "boot_id": boot_id(), "entries": rows})
         except OSError as error:
             raise JournalError(f"{self._file} cannot be written: {error.strerror}") from error
 
@@ -140,7 +138,7 @@ def from_plain(plain: dict[str, Any]) -> Resource:
 def _entries(plain: dict[str, Any]) -> dict[str, Entry]:
     if plain["version"] != VERSION:
         raise TypeError(f"version {plain['version']}")
-    same_boot = plain["boot_id"] == _boot_id()
+    same_boot = plain["boot_id"] == boot_id()
     found = {}
     for row in plain["entries"]:
         before, former = row.pop("before"), row.pop("former")
@@ -148,10 +146,6 @@ def _entries(plain: dict[str, Any]) -> dict[str, Entry]:
         if same_boot or isinstance(resource, TextFile | Directory):
             found[resource.key] = Entry(resource, before, former)
     return found
-
-
-def _boot_id() -> str:
-    return BOOT_ID.read_text(encoding="ascii").strip()
 
 
 @contextmanager

@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from services._runtime.telemetry.telemetry import Telemetry
-
 from services._runtime.bus.api import Bus
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.service.app import Runtime, Service
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.logging import get_logger
+from services._runtime.telemetry.telemetry import Telemetry
 
 ServiceT = TypeVar("ServiceT", bound=Service)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services._host.boot_records import start_ticks
 from services._host.override_tables import PROTOCOL
 from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command
@@ -23,7 +24,7 @@ from services.fabric.environment import fast_path_environment, reconciler_enviro
 from services.fabric.testbed import state_file
 from services.fabric.testbed.hosts import host_file
 from services.fabric.testbed.netlink import LabNetlink
-from services.fabric.testbed.processes import StartedProcess, start_ticks
+from services.fabric.testbed.processes import StartedProcess
 from services.fabric.testbed.state_file import LabState
 from services.fabric.testbed.topology import DualTor, HostNode
 from services.fastpath.settings import FastPathSettings

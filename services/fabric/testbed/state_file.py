@@ -15,6 +15,7 @@ from typing import Final
 from pydantic import BaseModel, Field, ValidationError
 
 from services._host.netns import NETNS_DIRECTORY
+from services._runtime.atomic_file import write_atomically
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.file_lock import open_lock_file, try_flock
 from services.fabric.testbed.faults import Fault
@@ -64,9 +65,7 @@ def save(state: LabState) -> None:
     """Write it atomically."""
     directory = directory_of(state.settings.prefix)
     directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / "lab.json.new"
-    fresh.write_text(state.model_dump_json(indent=1), encoding="utf-8")
-    fresh.replace(directory / "lab.json")
+    write_atomically(directory / "lab.json", state.model_dump_json(indent=1))
 
 
 def forget(prefix: str) -> None:
