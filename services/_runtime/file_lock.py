@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -87,6 +88,29 @@ def try_flock(descriptor: int, *, attempts: int = 1, pause_s: float = 0.0) -> bo
         else:
             return True
     return False
+
+
+def lock_present_file(path: Path) -> int | None:
+    """Lock the file that has this name now: another process may have removed the one that was opened.
+
+    Returns:
+        Its descriptor; None: another process holds it.
+
+    Raises:
+        OSError: it cannot be opened or locked.
+    """
+    while True:
+        descriptor, present = open_lock_file(path), False
+        try:
+            if not try_flock(descriptor):
+                return None
+            with suppress(FileNotFoundError):
+                present = os.path.samestat(os.fstat(descriptor), path.stat())
+            if present:
+                return descriptor
+        finally:
+            if not present:
+                os.close(descriptor)
 
 
 def try_process_lock(descriptor: int) -> bool:

@@ -7,7 +7,6 @@ stay.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 from services._host.boot_records import boot_id, write_record
 from services._runtime.command.errors import CommandError
-from services._runtime.file_lock import open_lock_file, try_flock
+from services._runtime.file_lock import lock_present_file
 from services.fabric import resources
 from services.fabric.resources import Directory, Resource, TextFile
 
@@ -158,31 +157,14 @@ def locked(directory: Path, name: str) -> Iterator[None]:
     file = directory / f"{name}.lock"
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor = _lock(file)
-    except BlockingIOError as error:
-        raise JournalError(f"another `turnbuckle fabric` is at work on {name}: wait until it has ended") from error
+        descriptor = lock_present_file(file)
     except OSError as error:
         raise JournalError(f"{directory} cannot be written ({error.strerror}): run it as root") from error
+    if descriptor is None:
+        raise JournalError(f"another `turnbuckle fabric` is at work on {name}: wait until it has ended")
     try:
         yield
     finally:
         if not (directory / f"{name}.json").exists():
             file.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _lock(file: Path) -> int:
-    """Lock the file that has this name now: another process may have removed the one that we opened."""
-    while True:
-        descriptor = open_lock_file(file)
-        try:
-            if not try_flock(descriptor):
-                raise BlockingIOError(errno.EWOULDBLOCK, "held by another process")
-            if os.path.samestat(os.fstat(descriptor), file.stat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except OSError:
-            os.close(descriptor)
-            raise
         os.close(descriptor)

@@ -18,7 +18,7 @@ from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import FaultTarget, OutageMeter
 from services.fabric.testbed.network import run_ip
 from tests.support.cgroup_lab import wait_until
-from tests.support.lab_faults import link_down
+from tests.support.lab_faults import link_down, restart_frr
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 SERVICE = "10.77.0.1/32"
@@ -137,6 +137,6 @@ def test_what_else_a_drained_node_announces_is_less_preferred(whole: Lab, file: 
 
 def test_a_restarted_frr_has_forgotten_the_drain_and_status_says_so(whole: Lab, file: Path) -> None:
     command(file, "p1")
-    whole.restart_frr(whole.topology.hosts[0].netns)
+    restart_frr(whole, whole.topology.hosts[0].netns)
     whole.wait_ready(60.0)
     assert not command(file, "--status")["p1"]["drained"]

@@ -21,7 +21,7 @@ from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.cgroup_lab import wait_until
 from tests.support.lab_events import OVERLAY, LabEvents
-from tests.support.lab_faults import blackhole, isl_lost, link_down, switch_dead
+from tests.support.lab_faults import blackhole, isl_lost, link_down, restart_frr, switch_dead
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
 WORKS_WITHIN_MS = 8_500.0
@@ -158,7 +158,7 @@ def test_flapping_ends_whole(whole: Lab) -> None:
 
     schedule.run()
 
-    assert [occurrence.fault.switch for occurrence in schedule.occurrences] == [1, 2, 1, 2, 1, 2]
+    assert [fault.switch for fault in schedule.restored] == [1, 2, 1, 2, 1, 2]
     assert whole.faults == ()
     whole.wait_ready(60.0)
 
@@ -168,7 +168,7 @@ def test_a_host_whose_frr_was_killed_comes_back(whole: Lab) -> None:
     host = whole.topology.hosts[0].netns
     entries, *_ = overlay_of(host)
 
-    whole.restart_frr(host, at_once=True)
+    restart_frr(whole, host, at_once=True)
     # The kernel still holds what the killed zebra had installed: ask the new daemons first.
     wait_until(lambda: established(host) == {"p1", "p2"}, within_s=60.0, what="both EVPN sessions")
     whole.wait_ready(60.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from services.fabric.testbed import build, frr_daemons, state_file
 from services.fabric.testbed.faults import Direction, Fault, FaultKind
+from services.fabric.testbed.lab import Lab
 
 
 def link_down(host: int, switch: int) -> Fault:
@@ -23,3 +25,11 @@ def switch_dead(switch: int) -> Fault:
 def isl_lost() -> Fault:
     """The switches no longer reach each other directly."""
     return Fault(kind=FaultKind.ISL_LOST, host=0, switch=1)
+
+
+def restart_frr(lab: Lab, netns: str, *, at_once: bool = False) -> None:
+    """Stop one router's FRR (`at_once`: kill -9) and start it again with the same configuration."""
+    state = state_file.load(lab.settings.prefix)
+    assert state is not None
+    frr_daemons.stop([netns], at_once=at_once)
+    build.start_router(lab.topology, state, netns)

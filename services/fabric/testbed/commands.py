@@ -252,7 +252,7 @@ def _run_schedule(lab: Any, series: Iterator[Fault], timing: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: schedule.stop())
     schedule.run()
-    print_note(f"{len(schedule.occurrences)} faults, all restored")
+    print_note(f"{len(schedule.restored)} faults, all restored")
 
 
 for _name, _command, _examples in (

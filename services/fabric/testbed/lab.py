@@ -178,15 +178,6 @@ class Lab:
         progress(f"every application reaches every other after {took_s:.1f} s")
         return took_s
 
-    def restart_frr(self, netns: str, *, at_once: bool = False) -> None:
-        """Stop one router's FRR (`at_once`: kill -9) and start it again with the same configuration.
-
-        Raises:
-            CommandError: it does not end, or does not start.
-        """
-        frr_daemons.stop([netns], at_once=at_once)
-        build.start_router(self.topology, self._state, netns)
-
     def start_reconcilers(self, progress: Progress = no_progress) -> None:
         """A reconciler for every host, also where the kernel lacks what rules need: it watches, and writes nothing.
 

@@ -28,7 +28,6 @@ from services.fabric.testbed.topology import SWITCHES, HostNode
 
 DOWN_S: Final = 2.0
 SETTLE_S: Final = 1.5
-PAUSE_MS: Final = 10.0
 _LEAD_S: Final = 0.3
 """Measured before each fault, for the floor."""
 _POLL_S: Final = 0.3
@@ -60,11 +59,6 @@ class Outage:
     floor_ms: float
     paused_ms: float
     """Longest pause of the sender itself meanwhile."""
-
-    @property
-    def disturbed(self) -> bool:
-        """The sender stood still itself: the machine was busy, and nothing can be said."""
-        return self.paused_ms > PAUSE_MS and self.paused_ms > self.outage_ms / 4
 
 
 @dataclass(frozen=True, slots=True)

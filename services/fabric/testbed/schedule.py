@@ -1,8 +1,7 @@
 """Periodic faults, as in thesis 3.5.2: 20 s down, 20 s up, at one switch or at both in turn.
 
-with FaultSchedule(lab, alternating(Fault(kind=FaultKind.BLACKHOLE)), FaultTiming(down_s=20, up_s=20)) as schedule:
-    ...                                                # a job
-print(schedule.occurrences)
+schedule = FaultSchedule(lab, alternating(Fault(kind=FaultKind.BLACKHOLE)), FaultTiming(down_s=20, up_s=20, times=9))
+schedule.run()
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Self
 
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
@@ -30,17 +28,8 @@ class FaultTiming:
     """How many; None: until it is stopped, or the series ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Occurrence:
-    """One fault that was; CLOCK_MONOTONIC in nanoseconds."""
-
-    fault: Fault
-    injected_ns: int
-    restored_ns: int
-
-
 class FaultSchedule:
-    """Carries a series of faults out, in the calling thread (`run`) or in one of its own (as a context manager)."""
+    """Carries a series of faults out."""
 
     def __init__(
         self, lab: Lab, faults: Iterable[Fault], timing: FaultTiming, report: Callable[[str], None] = lambda _: None
@@ -51,9 +40,8 @@ class FaultSchedule:
         self._rhythm = timing
         self._report = report
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
-        self.occurrences: list[Occurrence] = []
+        self.restored: list[Fault] = []
+        """Faults that were."""
 
     def run(self) -> None:
         """Until the last fault is restored, or `stop`. A fault in force is restored whatever happens.
@@ -66,11 +54,11 @@ class FaultSchedule:
         for fault in islice(self._faults, timing.times):
             if self._wait_until(due_s):
                 return
-            with self._lab.fault(fault) as injected_ns:
+            with self._lab.fault(fault):
                 self._report(f"{fault} for {timing.down_s:g} s")
                 due_s += timing.down_s
                 stopped = self._wait_until(due_s)
-            self.occurrences.append(Occurrence(fault, injected_ns, time.monotonic_ns()))
+            self.restored.append(fault)
             due_s += timing.up_s
             if stopped:
                 return
@@ -78,29 +66,6 @@ class FaultSchedule:
     def stop(self) -> None:
         """End `run`, from another thread."""
         self._stop.set()
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run_in_thread, name="faults", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop and restore.
-
-        Raises:
-            CommandError, OSError: what ended the series early.
-        """
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _run_in_thread(self) -> None:
-        try:
-            self.run()
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that joins this one
-            self._failure = error
 
     def _wait_until(self, due_s: float) -> bool:
         """Whether it was stopped meanwhile."""

@@ -119,23 +119,25 @@ def test_a_series_restores_each_fault_before_the_next() -> None:
         *("inject link-down h1-s1", "restore link-down h1-s1"),
         *("inject link-down h1-s2", "restore link-down h1-s2"),
     ]
-    assert [occurrence.injected_ns for occurrence in schedule.occurrences] == [1, 1]
+    assert schedule.restored == [link_down(1, 1), link_down(1, 2)]
 
 
 def test_a_series_that_is_stopped_restores_what_is_broken() -> None:
     lab = FakeLab()
     broken = threading.Event()
     rhythm = FaultTiming(60.0, 60.0, lead_s=0.0)
-    with FaultSchedule(lab, repeat(switch_dead(1)), rhythm, lambda _: broken.set()) as schedule:
-        assert broken.wait(5)
+    schedule = FaultSchedule(lab, repeat(switch_dead(1)), rhythm, lambda _: broken.set())
+    thread = threading.Thread(target=schedule.run)
+    thread.start()
+    assert broken.wait(60)
+    schedule.stop()
+    thread.join(60)
 
     assert lab.acts == ["inject switch-dead s1", "restore switch-dead s1"]
-    assert len(schedule.occurrences) == 1
+    assert schedule.restored == [switch_dead(1)]
 
 
-def test_a_series_that_fails_in_its_thread_says_so_at_the_end() -> None:
-    with (
-        pytest.raises(CommandError, match="no such port"),
-        FaultSchedule(FakeLab(broken=True), repeat(link_down(1, 1)), FaultTiming(0.001, 0.0)) as schedule,
-    ):
-        schedule._thread.join(5)
+def test_a_fault_that_cannot_be_injected_ends_the_series() -> None:
+    schedule = FaultSchedule(FakeLab(broken=True), repeat(link_down(1, 1)), FaultTiming(0.001, 0.0))
+    with pytest.raises(CommandError, match="no such port"):
+        schedule.run()
