@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,11 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 _PDEATHSIG: Final = 1
 _IMPORT_ROOT: Final = Path(__file__).parents[2]
 LOG_TAIL_LINES: Final = 20
+LOG_TAIL_BYTES: Final = 64 << 10
 
 
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> bool:
@@ -76,9 +79,15 @@ def read_log(log_file: Path) -> str:
     return ""
 
 
-def log_tail(log_file: Path) -> str:
-    """The last lines of it."""
-    return "\n".join(read_log(log_file).splitlines()[-LOG_TAIL_LINES:])
+def log_tail(log_file: Path, most_bytes: int = LOG_TAIL_BYTES) -> str:
+    """The last lines of it, of so many bytes at most; empty where it cannot be read."""
+    try:
+        with log_file.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
 
 @dataclass(slots=True)
@@ -117,6 +126,54 @@ class Child:
         if self.running:
             self.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(wait_or_kill, self.process, within_s)
+
+
+class AnsweringChild:
+    """A child that answers each line on its standard input with a line of JSON, and ends with its input.
+
+    It has a session of its own, which Ctrl-C does not reach: this process ends it.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._answers = self.process.stdin, self.process.stdout
+
+    def ask(self, line: str | None = None, within_s: float | None = None) -> Any:
+        """Send a line (None: none, it speaks first) and return the answer; None: however long that takes.
+
+        Raises:
+            TimeoutError: it does not come in this time.
+            EOFError: the child has ended; holds its exit code.
+        """
+        if line is not None:
+            with suppress(BrokenPipeError):  # its exit code is the answer
+                self._requests.write(line + "\n")
+        # One answer per request: none waits in our buffer while the pipe is polled.
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        if not poll.poll(None if within_s is None else within_s * 1e3):
+            raise TimeoutError(f"does not answer within {within_s:g} s")
+        line = self._answers.readline()
+        if not line:
+            raise EOFError(f"has ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def close(self, within_s: float) -> None:
+        """End its input, and kill it where it has not ended in this time."""
+        with suppress(BrokenPipeError):
+            self._requests.close()
+        wait_or_kill(self.process, within_s)
+        self._answers.close()
 
 
 def start_bare(  # noqa: PLR0913 - what the child is told

@@ -110,7 +110,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_leaves_nothing(parent):
     outcome = parent.run(order(task="text-transformer", instance=slow, timeout_s=0.7, workers=2))
     assert outcome.state is JobState.TIMED_OUT
     assert outcome.duration_s == 0.7
-    token = token_of(parent._process.pid)
+    token = token_of(parent._child.process.pid)
     assert sandboxes_left(token) == []
 
 

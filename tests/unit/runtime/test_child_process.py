@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.child_process import Child, log_tail, read_log, spawn_logged
+from services._runtime.child_process import AnsweringChild, Child, log_tail, read_log, spawn_logged
 
 READY = "import signal, sys; print('ready', flush=True); "
 
@@ -119,3 +119,28 @@ def test_a_child_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
         assert select.select([child], [], [], 60)[0], "the child has ended"
     finally:
         os.close(child)
+
+
+ECHO = "import json, sys; print(json.dumps({'hello': 1}), flush=True)\nfor line in sys.stdin: "
+
+
+def test_a_child_answers_each_line_and_ends_with_its_input() -> None:
+    child = AnsweringChild([sys.executable, "-c", ECHO + "print(json.dumps([line.strip()]), flush=True)"])
+    assert child.ask(within_s=60) == {"hello": 1}
+    assert [child.ask("a", 60), child.ask("b")] == [["a"], ["b"]]
+    child.close(60)
+    assert child.process.returncode == 0
+
+
+def test_a_child_that_is_silent_or_has_ended_says_so() -> None:
+    silent = AnsweringChild([sys.executable, "-c", ECHO + "pass\nimport signal; signal.pause()"])
+    assert silent.ask(within_s=60) == {"hello": 1}
+    with pytest.raises(TimeoutError, match=r"does not answer within 0\.01 s"):
+        silent.ask("a", 0.01)
+    silent.close(0)
+    assert silent.process.returncode == -signal.SIGKILL
+
+    ended = AnsweringChild([sys.executable, "-c", "import sys; sys.exit(3)"])
+    with pytest.raises(EOFError, match="has ended with 3"):
+        ended.ask("a", 60)
+    ended.close(60)
