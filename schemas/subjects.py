@@ -72,11 +72,6 @@ class Subject:
     def __str__(self) -> str:
         return self.text
 
-    @property
-    def is_pattern(self) -> bool:
-        """Whether the subject holds a wildcard and so can only be subscribed to."""
-        return any(part in {"*", ">"} for part in self.text.split("."))
-
     def matches(self, other: Subject) -> bool:
         """Whether this pattern covers the concrete subject ``other``."""
         mine, theirs = self.text.split("."), other.text.split(".")

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -116,6 +116,29 @@ def is_locked(path: Path) -> bool:
         return not try_flock(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_present_file(path: Path) -> int | None:
+    """Lock the file that has this name now: another process may have removed the one that was opened.
+
+    Returns:
+        Its descriptor; None: another process holds it.
+
+    Raises:
+        OSError: it cannot be opened or locked.
+    """
+    while True:
+        descriptor, present = open_lock_file(path), False
+        try:
+            if not try_flock(descriptor):
+                return None
+            with suppress(FileNotFoundError):
+                present = os.path.samestat(os.fstat(descriptor), path.stat())
+            if present:
+                return descriptor
+        finally:
+            if not present:
+                os.close(descriptor)
 
 
 def try_process_lock(descriptor: int) -> bool:

@@ -16,7 +16,6 @@ import tempfile
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -28,6 +27,7 @@ from pydantic import ValidationError
 from schemas.jobs import Attributes, JobRecord
 from schemas.message import ColumnType, Message
 from schemas.runs import RunProfile
+from services._runtime.atomic_file import replacing
 from services._runtime.install_hint import package_missing
 
 FORM: Final = "turnbuckle.records.v1"
@@ -63,23 +63,18 @@ def write_job_file(path: Path, records: Iterable[JobRecord], profiles: Iterable[
     Raises:
         JobFileError: it cannot be written, or a text holds a character that Parquet's UTF-8 has no form for.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile("wb", suffix=".jsonl") as lines:
+        with replacing(path) as draft, tempfile.NamedTemporaryFile("wb", suffix=".jsonl") as lines:
             count = 0
             for column, message in _rows(records, profiles):
                 lines.write(json.dumps({column: _as_row(message)}, allow_nan=False).encode() + b"\n")
                 count += 1
             lines.flush()
-            _copy(Path(lines.name), temporary, empty=count == 0)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
+            _copy(Path(lines.name), draft, empty=count == 0)
+            with draft.open("rb") as written:
+                os.fsync(written.fileno())
     except OSError as error:
         raise JobFileError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # it is not there
-            temporary.unlink()
     return count
 
 

@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
+from services._runtime.atomic_file import write_atomically
 from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_snapshot, to_plain
 
 SHIPPED: Final = Path(__file__).parent / "data" / "prices"
@@ -73,9 +74,7 @@ def write_snapshot(snapshot: Snapshot, place: Path) -> tuple[Path, bool]:
         path = place / f"{snapshot.source}-{snapshot.as_of.isoformat()}.json"
         if path.exists():
             path = path.with_name(f"{path.stem}-{snapshot.digest[:8]}.json")
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(to_plain(snapshot), indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_atomically(path, json.dumps(to_plain(snapshot), indent=1) + "\n")
     except OSError as error:
         raise BadCatalogueError(f"{place} cannot be written: {error.strerror}") from error
     return path, True

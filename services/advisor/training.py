@@ -7,7 +7,6 @@ line of standard error is the reason. Runs at a low priority, and is killed when
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, Final
 from schemas.codec import decode
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
+from services._runtime.child_process import die_with_parent
 from services.advisor.model_file import Header, libraries, pack
 from services.advisor.models.algorithms import ALGORITHMS
 from services.advisor.ports import TrainingSet
@@ -27,7 +27,6 @@ from services.advisor.ports import TrainingSet
 BAD_DATA: Final = 65
 INTERNAL: Final = 70
 _LENGTH_BYTES: Final = 4
-_PDEATHSIG: Final = 1
 _NICE: Final = 10
 
 
@@ -69,16 +68,10 @@ def train(training_set: TrainingSet, trained_ns: int) -> bytes:
     return pack(header, trained)
 
 
-def _die_with(parent: int) -> None:
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the prctl
-        os._exit(INTERNAL)
-
-
 def main() -> int:
     """Run as a process; returns the exit code."""
-    _die_with(int(sys.argv[1]))
+    if not die_with_parent(signal.SIGKILL, int(sys.argv[1])):
+        return INTERNAL
     with suppress(OSError):
         os.nice(_NICE)
     training_set = read_training_set(sys.stdin.buffer)

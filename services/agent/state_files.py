@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from services._host.boot_records import boot_id
+from services._runtime.atomic_file import replacing
 from services._runtime.file_lock import locked_briefly
 
 _FORMAT: Final = 1
 _PAGE_BYTES: Final = 4096
-_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
 def as_json(content: dict[str, Any]) -> bytes:
@@ -32,15 +33,19 @@ def as_json(content: dict[str, Any]) -> bytes:
 def save_file(path: Path, content: dict[str, Any]) -> None:
     """Write JSON to a file, as a whole or not at all. Raises OSError."""
     text = as_json(content)
-    in_place = len(text) <= _PAGE_BYTES
-    target = path if in_place else path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if len(text) <= _PAGE_BYTES:
+        _write(path, text.ljust(_PAGE_BYTES))
+        return
+    with replacing(path) as draft:
+        _write(draft, text)
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.pwrite(descriptor, text.ljust(_PAGE_BYTES), 0)
+        os.pwrite(descriptor, content, 0)
     finally:
         os.close(descriptor)
-    if not in_place:
-        target.replace(path)
 
 
 def _is_being_written(path: Path) -> bool:
@@ -162,7 +167,7 @@ class StateDirectory:
 
     def save(self, found: FoundValues) -> None:
         """Store them. Raises OSError."""
-        save_file(self._originals / f"{found.key}.json", {"boot": _boot_id(), **asdict(found)})
+        save_file(self._originals / f"{found.key}.json", {"boot": boot_id(), **asdict(found)})
 
     def forget(self, key: str) -> None:
         """Remove them."""
@@ -211,7 +216,7 @@ class StateDirectory:
 
     @staticmethod
     def _parse(content: dict[str, Any] | None) -> FoundValues | None:
-        if content is None or content.pop("boot", None) != _boot_id():
+        if content is None or content.pop("boot", None) != boot_id():
             return None
         content.pop("format")
         try:
@@ -220,14 +225,6 @@ class StateDirectory:
             return None
         valid = isinstance(found.directories, dict) and "memory" in found.directories and isinstance(found.values, dict)
         return found if valid else None
-
-
-def _boot_id() -> str:
-    """Inode numbers of control groups start again with every boot."""
-    try:
-        return Path(_BOOT_ID).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def append_reports(path: Path, reports: Sequence[dict[str, Any]]) -> None:

@@ -7,7 +7,6 @@ stay.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -16,13 +15,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
+from services._host.boot_records import boot_id, write_record
 from services._runtime.command.errors import CommandError
-from services._runtime.file_lock import open_lock_file, try_flock
+from services._runtime.file_lock import lock_present_file
 from services.fabric import resources
 from services.fabric.resources import Directory, Entry, Resource, TextFile
 
 VERSION: Final = 1
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _KINDS: Final[dict[str, type[Resource]]] = {
     name: kind for name, kind in vars(resources).items() if isinstance(kind, type) and issubclass(kind, Resource)
@@ -102,9 +101,7 @@ class Journal:
                 {**to_plain(entry.resource), "before": entry.before, "former": entry.former}
                 for entry in self.entries.values()
             ]
-            fresh = self._file.with_suffix(".new")
-            fresh.write_text(json.dumps({"version": VERSION, "boot_id": _boot_id(), "entries": rows}))
-            fresh.replace(self._file)
+            write_record(self._file, {"version": VERSION, "boot_id": boot_id(), "entries": rows})
         except OSError as error:
             raise JournalError(f"{self._file} cannot be written: {error.strerror}") from error
 
@@ -130,7 +127,7 @@ def from_plain(plain: dict[str, Any]) -> Resource:
 def _entries(plain: dict[str, Any]) -> dict[str, Entry]:
     if plain["version"] != VERSION:
         raise TypeError(f"version {plain['version']}")
-    same_boot = plain["boot_id"] == _boot_id()
+    same_boot = plain["boot_id"] == boot_id()
     found = {}
     for row in plain["entries"]:
         before, former = row.pop("before"), row.pop("former")
@@ -138,10 +135,6 @@ def _entries(plain: dict[str, Any]) -> dict[str, Entry]:
         if same_boot or isinstance(resource, TextFile | Directory):
             found[resource.key] = Entry(resource, before, former)
     return found
-
-
-def _boot_id() -> str:
-    return BOOT_ID.read_text(encoding="ascii").strip()
 
 
 @contextmanager
@@ -154,31 +147,14 @@ def locked(directory: Path, name: str) -> Iterator[None]:
     file = directory / f"{name}.lock"
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor = _lock(file)
-    except BlockingIOError as error:
-        raise JournalError(f"another `turnbuckle fabric` is at work on {name}: wait until it has ended") from error
+        descriptor = lock_present_file(file)
     except OSError as error:
         raise JournalError(f"{directory} cannot be written ({error.strerror}): run it as root") from error
+    if descriptor is None:
+        raise JournalError(f"another `turnbuckle fabric` is at work on {name}: wait until it has ended")
     try:
         yield
     finally:
         if not (directory / f"{name}.json").exists():
             file.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _lock(file: Path) -> int:
-    """Lock the file that has this name now: another process may have removed the one that we opened."""
-    while True:
-        descriptor = open_lock_file(file)
-        try:
-            if not try_flock(descriptor):
-                raise BlockingIOError(errno.EWOULDBLOCK, "held by another process")
-            if os.path.samestat(os.fstat(descriptor), file.stat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except OSError:
-            os.close(descriptor)
-            raise
         os.close(descriptor)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from services._host.netns import inside, netns_path
+from services._runtime.atomic_file import replacing
 from services.fabric import daemons
 from services.fabric.access import access_of
 from services.fabric.links import LinkResource, Links
@@ -197,14 +198,10 @@ class Machine:
     @write.register
     def _write_file(self, resource: TextFile) -> None:
         path = Path(resource.path)
-        fresh = path.with_name(f".{path.name}.new")
-        try:
-            fresh.write_text(resource.value, encoding="utf-8")
-            fresh.chmod(resource.mode)
-            shutil.chown(fresh, resource.owner, resource.owner)
-            fresh.replace(path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        with replacing(path) as draft:
+            draft.write_text(resource.value, encoding="utf-8")
+            draft.chmod(resource.mode)
+            shutil.chown(draft, resource.owner, resource.owner)
 
     @write.register
     def _write_daemon(self, resource: Daemon) -> None:

@@ -184,11 +184,6 @@ class Bfd(_Part):
             raise ValueError(f"{text!r} is no BFD timing: write interval in ms and multiplier, such as 50x3")
         return cls(interval_ms=int(found[1]), multiplier=int(found[2]))
 
-    @property
-    def detection_ms(self) -> int:
-        """The longest that a dead path stays unnoticed."""
-        return self.interval_ms * self.multiplier
-
     def __str__(self) -> str:
         return f"{self.interval_ms}x{self.multiplier}"
 

@@ -67,7 +67,7 @@ async def take_lock(state_directory: Path, netns: str | None, node: str) -> int:
 
 
 class _Child:
-    """A child process and its end."""
+    """A child process and its end, watched on the event loop: polling would cost milliseconds without a data plane."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process

@@ -2,8 +2,8 @@
 
 Our model learns from the file's records and local runs, and predicts configurations that the grid leaves out. The
 predictions are in ``DIR/predictions.json``, and their digest is told, before any of these configurations has run. Then
-``services.collector.emulator.commands --check`` runs them. Both stand side by side in ``DIR/live_check.md`` and
-``DIR/live_check.json``. Nothing is asserted.
+the emulated cloud runs them; their records are in ``DIR/checks``, so that no model learns from what it was checked
+with. Both stand side by side in ``DIR/live_check.md`` and ``DIR/live_check.json``. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
-from schemas.jobs import Configuration, JobState, TaskFeatures
+from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, PredictRequest
 from services._runtime.record_files import JobFile, JobFileError, read_job_file
 from services.advisor.core.answers import FITS, ModelContext, predict
@@ -30,21 +31,31 @@ from services.advisor.model_file import unpack
 from services.advisor.ports import TrainingSet
 from services.advisor.records import Records
 from services.advisor.training import train
-from services.collector.emulator.checking import Predicted
-from services.collector.emulator.grid import SHIPPED
+from services.collector.emulator.campaign import Campaign, Trainer, campaign_name, machine_cores
+from services.collector.emulator.fork_client import ForkServer
+from services.collector.emulator.grid import SHIPPED, BadGridError, Grid, Row, draw_configurations, read
+from services.collector.emulator.records import job_record
+from services.collector.tool import ToolError
 from services.collector.write_ahead_log import Journal, JournalError
 from tests.bench.machine import this_machine
 from tests.bench.outcome import UNAVAILABLE, say, tell, write_record
 
 PREDICTIONS: Final = "predictions.json"
-CAMPAIGN: Final = "campaign"
-"""Below the directory: a copy of what was learned from, as the emulated cloud wants it."""
+CHECKS: Final = "checks"
 REPORT: Final = "live_check"
-_EMULATE: Final = "services.collector.emulator.commands"
 
 
 class CheckFailedError(Exception):
     """The check could not be made; the message says why."""
+
+
+class Predicted(BaseModel):
+    """One entry of the file of predictions."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: str
+    prediction: ConfigurationPrediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +117,19 @@ def _key(task: str, where: Configuration) -> tuple[str, str, int, int]:
     return task, where.instance_type, where.workers, where.batch_size
 
 
-def joined(predictions: Sequence[Predicted], events: Iterable[Mapping[str, Any]]) -> list[Checked]:
-    """Each prediction with its ``check`` event, in the order of the predictions.
+def joined(predictions: Sequence[Predicted], records: Iterable[JobRecord]) -> list[Checked]:
+    """Each prediction with the record of its run, in the order of the predictions.
 
     Raises:
         CheckFailedError: one was not run.
     """
-    told = {
-        _key(event["task"], Configuration.model_validate(event["configuration"])): event
-        for event in events
-        if event["event"] == "check"
-    }
+    measured = {_key(record.task.task, record.configuration): record for record in records}
     found = []
     for one in predictions:
-        key = _key(one.task, one.prediction.configuration)
-        if key not in told:
+        run = measured.get(_key(one.task, one.prediction.configuration))
+        if run is None:
             raise CheckFailedError(f"{one.task} on {_place(one.prediction.configuration)} was predicted, but not run")
-        event = told[key]
-        state = JobState(event["state"])
-        found.append(Checked(one.task, one.prediction, state, event["measured_time_s"], event["measured_cost_usd"]))
+        found.append(Checked(one.task, one.prediction, run.state, run.duration_s, run.cost_usd))
     return found
 
 
@@ -245,33 +250,39 @@ def promised(found: JobFile, asked: Sequence[tuple[str, Configuration]], seed: i
     return Promise(header.name(), trained.level, tuple(predictions))
 
 
-def emulate(grid: Path, out: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The events of the emulated cloud's tool; what it says to people goes on to them.
-
-    Raises:
-        CheckFailedError: it failed, and has said why.
-    """
-    command = [sys.executable, "-m", _EMULATE, str(grid), "--out", str(out), "--no-bus", *arguments]
-    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if process.returncode:
-        raise CheckFailedError(f"{_EMULATE} {' '.join(arguments)} ended with {process.returncode}")
-    return [json.loads(line) for line in process.stdout.splitlines()]
-
-
-def asked_of(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, Configuration]]:
-    """Tasks and configurations of ``unmeasured`` events.
+def unmeasured(grid: Grid, cores: int, found: JobFile, count: int) -> list[Row]:
+    """Configurations that the grid leaves out and the file has not, round robin over the tasks that the file holds.
 
     Raises:
         CheckFailedError: there is none.
     """
-    asked = [
-        (str(event["task"]["task"]), Configuration.model_validate(event["configuration"]))
-        for event in events
-        if event["event"] == "unmeasured"
-    ]
+    measured = {_key(record.task.task, record.configuration) for record in found.records}
+    tasks = {record.task.task for record in found.records}
+    left = [draw_configurations(grid, task, cores)[1] for task in grid.tasks if task in tasks]
+    in_turn = [row for rows in zip_longest(*left) for row in rows if row is not None]
+    asked = [row for row in in_turn if _key(row.task, _configuration(row)) not in measured][:count]
     if not asked:
         raise CheckFailedError("the grid leaves out nothing of the tasks that the data holds")
     return asked
+
+
+def _configuration(row: Row) -> Configuration:
+    return row.instance.configuration(row.workers, row.batch_size)
+
+
+def make_runs(grid: Grid, rows: Sequence[Row], found: JobFile, out: Path, trainer: Trainer) -> list[JobRecord]:
+    """Run each on the emulated cloud; their records are in the directory's journal, too."""
+    features = {record.task.task: record.task for record in found.records}
+    checked = grid.model_copy(update={"dataset": f"{grid.dataset}-check", "local_run": None})
+    records = []
+    with Journal(out) as journal:
+        name = campaign_name(out, checked, rows)
+        campaign = Campaign(checked, rows, name, journal, trainer, lambda *_: None)
+        for row in rows:
+            records.append(job_record(checked, name, row, features[row.task], campaign.make(row)))
+            journal.append(records[-1])
+            say(f"{row}: {records[-1].state}")
+    return records
 
 
 def write_predictions(promise: Promise, path: Path) -> Promise:
@@ -294,18 +305,17 @@ def check(options: argparse.Namespace) -> tuple[list[Checked], Promise]:
     """All of it.
 
     Raises:
-        CheckFailedError, JobFileError, JournalError: with the reason.
+        CheckFailedError, JobFileError, JournalError, BadGridError, ToolError: with the reason.
     """
-    found = read_job_file(options.data)
-    campaign = options.out / CAMPAIGN
-    with Journal(campaign) as journal:
-        journal.append_all([*found.profiles, *found.records])
-    asked = asked_of(emulate(options.grid, campaign, "--unmeasured", str(options.count)))
+    found, grid = read_job_file(options.data), read(options.grid)
+    rows = unmeasured(grid, machine_cores(), found, options.count)
     say(f"learning from {len(found.records)} records and {len(found.profiles)} local runs")
     path = options.out / PREDICTIONS
-    promise = write_predictions(promised(found, asked, options.seed), path)
-    say(f"{len(asked)} predictions in {path}, SHA-256 {promise.digest}; now they run")
-    return joined(promise.predictions, emulate(options.grid, campaign, "--check", str(path))), promise
+    path.parent.mkdir(parents=True, exist_ok=True)
+    promise = write_predictions(promised(found, [(row.task, _configuration(row)) for row in rows], options.seed), path)
+    say(f"{len(rows)} predictions in {path}, SHA-256 {promise.digest}; now they run")
+    with ForkServer() as trainer:
+        return joined(promise.predictions, make_runs(grid, rows, found, options.out / CHECKS, trainer)), promise
 
 
 def main() -> int:
@@ -321,7 +331,7 @@ def main() -> int:
     machine = this_machine()
     try:
         checked, promise = check(options)
-    except (CheckFailedError, JobFileError, JournalError) as error:
+    except (CheckFailedError, JobFileError, JournalError, BadGridError, ToolError) as error:
         print(error, file=sys.stderr)
         return UNAVAILABLE
     found = {"machine": machine.as_dict(), **record(checked, promise)}

@@ -8,12 +8,13 @@ from typing import Final
 from schemas.predictions import Objective
 from services.advisor.models.baselines.learned import Boosting, Forest, Linear
 from services.advisor.models.baselines.regressor_model import Regressor
-from services.advisor.models.thesis_bilstm.model import ThesisClassifier, ThesisRegressor, Unit
+from services.advisor.models.thesis_bilstm.model import ThesisRegressor, Unit
 from tests.bench.evaluation.ernest import Ernest
 from tests.bench.evaluation.gp import Gp
 from tests.bench.evaluation.learned_baselines import BoostingOfRatio, ForestClassifier, Poisson
 from tests.bench.evaluation.protocols import Ranker, Sequential
 from tests.bench.evaluation.search_strategies import Bayesian, ErnestSearch, FirstOf, RandomSearch
+from tests.bench.evaluation.thesis_classifier import ThesisClassifier
 from tests.bench.evaluation.workload_agnostic import CheapestHour, LargestMachine, MeanRanking, RandomChoice
 
 MEAN_RANKING: Final = "mean ranking"

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, repeat
 from typing import Final, Self
 
 from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RouteKind, TcEvent
@@ -28,7 +28,7 @@ from services._host.frr import Frr
 from services._runtime.bus.api import BusError, Delivery
 from services._runtime.command.errors import UnavailableError
 from services.fabric.testbed import connectivity
-from services.fabric.testbed.faults import Fault, repeated
+from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import OutageMeter
 from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
@@ -42,12 +42,13 @@ from tests.bench.thorn_report import frr_version
 from tests.bench.thorn_storm_report import Cost, StormResults
 from tests.support.fast_path_lab import run
 from tests.support.lab_events import LabEvents
+from tests.support.lab_faults import blackhole, link_down
 
 REJOIN_WITHIN_S: Final = 30.0
 QUIET_WITHIN_S: Final = 90.0
 """The fast path steps back for 30 s after too many faults."""
 _STARTED_WITHIN_S: Final = 30.0
-SERIES: Final = (Fault.blackhole(1, 1), Fault.blackhole(1, 2), Fault.link_down(1, 1), Fault.link_down(1, 2))
+SERIES: Final = (blackhole(1, 1), blackhole(1, 2), link_down(1, 1), link_down(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class Storm:
     def flap(self, fault: Fault, times: int, rhythm: FaultTiming) -> Cost:
         """One fault again and again; until the fast path trusts the uplink again."""
         self._begin()
-        FaultSchedule(self.lab, repeated(fault), replace(rhythm, times=times)).run()
+        FaultSchedule(self.lab, repeat(fault), replace(rhythm, times=times)).run()
         rejoin_s = self.lab.wait_for_both_uplinks(REJOIN_WITHIN_S)
         connectivity.wait_until(self._stepped_back, QUIET_WITHIN_S)
         return self._cost(f"{fault} flapping", times, rejoin_s)
@@ -198,7 +199,7 @@ def over(lab: Lab, plan: StormPlan, told: Told, say: Callable[[str], None]) -> t
     with ExitStack() as stack:
         storm = Storm(lab, told, say, stack)
         costs = [storm.one(fault, plan.down_s, plan.up_s) for fault in islice(cycle(SERIES), plan.faults)]
-        costs.append(storm.flap(Fault.link_down(1, 1), plan.flaps, plan.flap))
+        costs.append(storm.flap(link_down(1, 1), plan.flaps, plan.flap))
         costs.append(storm.one(SERIES[1], plan.down_s, plan.up_s))
         return costs, storm.end()
 

@@ -27,13 +27,13 @@ import structlog
 from schemas.apps import AppSpec
 from schemas.streams import APPS
 from services._host.simulation.load_profile import demo_scenario
-from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
+from tests.support.service_in_process import run_in_process
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SIMULATION: Final = (

@@ -22,6 +22,7 @@ from services._runtime.bus.options import BusOptions
 from services._runtime.task_cancellation import cancel_all
 from tests.support.bus_lab import container_event, event_subject, node_info, number_of
 from tests.support.deadline import until
+from tests.support.frozen_server import freeze, thaw
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ async def own_server() -> AsyncIterator[EmbeddedNats]:
     server = EmbeddedNats()
     await server.start()
     yield server
-    server.resume()
+    thaw(server)
     await server.stop()
 
 
@@ -43,7 +44,7 @@ async def test_hanging_server(own_server: EmbeddedNats) -> None:
     got: list[int] = []
     await bus.subscribe(CFS.pattern("tb"), lambda delivery: got.append(number_of(delivery.message)))
     await bus.flush(2)
-    own_server.pause()
+    freeze(own_server)
     subject = CFS.subject("tb", app="shop", node="n1")
 
     async def flood() -> None:
@@ -60,7 +61,7 @@ async def test_hanging_server(own_server: EmbeddedNats) -> None:
     assert bus.counters["dropped_slow"] > 0
     assert not bus.connected, "three unanswered pings end the connection"
 
-    own_server.resume()
+    thaw(own_server)
     await until(lambda: bus.connected, within_s=30)
     await bus.flush(5)
     bus.publish(subject, node_info(999_999))
@@ -75,11 +76,11 @@ async def test_short_freeze_does_not_silence_the_connection(own_server: Embedded
     await bus.subscribe(CFS.pattern("tb"), lambda delivery: got.append(number_of(delivery.message)))
     await bus.flush(2)
 
-    own_server.pause()
+    freeze(own_server)
     for _ in range(3):
         with pytest.raises(BusUnavailableError):
             await bus.flush(0.05)
-    own_server.resume()
+    thaw(own_server)
     bus.publish(CFS.subject("tb", app="shop", node="n1"), node_info(1))
     await until(lambda: got == [1])
 

@@ -39,7 +39,6 @@ from schemas.subjects import (
     wildcard,
 )
 from services._runtime.bus.api import Bus
-from services._runtime.service.app import run_in_process
 from services.advisor.ports import TrainingSet
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings
@@ -70,6 +69,7 @@ from tests.support.kubernetes_api import KubernetesApi
 from tests.support.limit_orders import update
 from tests.support.reconciler_lab import ReconcilerLab
 from tests.support.recording_bus import Recorded, RecordingBus, Use
+from tests.support.service_in_process import run_in_process
 from tests.support.training_jobs import features, records
 
 MIB = 1 << 20

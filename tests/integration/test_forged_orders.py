@@ -17,7 +17,6 @@ from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import NotPermittedError
 from services._runtime.bus.nats import NatsBus
-from services._runtime.service.app import run_in_process
 from services.agent.memory.growth import MIB
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
@@ -25,6 +24,7 @@ from tests.support.deadline import until
 from tests.support.fake_backend import FakeBackend
 from tests.support.limit_orders import reply_rows, reserve_order, update
 from tests.support.secured_nats import SecuredNats
+from tests.support.service_in_process import run_in_process
 
 NODE, OTHER = "n1", "n2"
 SPEC = AppSpec(name="shop", cpu_limit=1, memory_limit=1_000 * MIB)

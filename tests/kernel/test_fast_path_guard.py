@@ -13,7 +13,6 @@ import pytest
 
 from schemas.network import RouteKind
 from schemas.streams import ROUTE_STREAM
-from services._runtime.service.app import run_in_process
 from services.cli.up.host_image import host_mounts
 from services.fabric.testbed.sidecars import fast_path_is_ready
 from services.reconciler.service import Reconciler
@@ -24,6 +23,7 @@ from tests.support.deadline import until
 from tests.support.docker_lab import DockerLab
 from tests.support.fast_path_lab import HostNamespace
 from tests.support.fast_path_process import environment_of, fast_path_in_a_group
+from tests.support.service_in_process import run_in_process
 
 pytestmark = [pytest.mark.netns, pytest.mark.root]
 H2, H3 = "10.255.0.2", "10.255.0.3"

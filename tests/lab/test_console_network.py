@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from services._runtime.bus.embedded_server import EmbeddedNats
-from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from tests.support.chromium import browser, find_chromium
 from tests.support.console_lab import DESKTOP, WITHIN_MS, console_url, end, environment, launch
+from tests.support.lab_faults import blackhole
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
@@ -84,7 +84,7 @@ async def test_a_dead_uplink_stays_in_the_picture(whole: Lab, shown: Shown) -> N
 
     # All withdraw a route through a dead link within a second: no path names that link any more.
     broken = f"{one}: p1 down, p2 up; {other}: p1 idle, p2 up"
-    with whole.fault(Fault.blackhole(1, 1)):
+    with whole.fault(blackhole(1, 1)):
         await label_is(page, broken)
         assert await page.locator(".cross").count() == 1
         route = page.locator(".event.route", has_text=one).first

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.fabric.model import HostFile
-from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.hosts import host_file
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import FaultTarget, OutageMeter
 from services.fabric.testbed.network import run_ip
 from tests.support.cgroup_lab import wait_until
+from tests.support.lab_faults import link_down, restart_frr
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 SERVICE = "10.77.0.1/32"
@@ -84,7 +84,7 @@ def test_maintenance_of_a_drained_uplink_loses_no_packet(whole: Lab, file: Path,
             lambda: whole.next_hops(1, 2) == whole.next_hops(2, 1) == {other}, what="both directions' way around"
         )
         assert set(meter.loaded_uplinks().values()) == {3 - carrying}
-        with whole.fault(Fault.link_down(1, carrying)):
+        with whole.fault(link_down(1, carrying)):
             meter.loaded_uplinks()  # for as long as this takes, packets flow
         wait_until(lambda: command(file, "--status")[uplink]["drained"], what="the drain, after the link is back")
         assert command(file, uplink, "--undo")[uplink]["drained"] is False
@@ -137,6 +137,6 @@ def test_what_else_a_drained_node_announces_is_less_preferred(whole: Lab, file: 
 
 def test_a_restarted_frr_has_forgotten_the_drain_and_status_says_so(whole: Lab, file: Path) -> None:
     command(file, "p1")
-    whole.restart_frr(whole.topology.hosts[0].netns)
+    restart_frr(whole, whole.topology.hosts[0].netns)
     whole.wait_ready(60.0)
     assert not command(file, "--status")["p1"]["drained"]

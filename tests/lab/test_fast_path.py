@@ -24,6 +24,7 @@ from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import run
 from tests.support.fast_path_pair import KEY, FastPaths, pause_until
+from tests.support.lab_faults import blackhole, link_down
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
 WORKS_WITHIN_MS = 8_500.0
@@ -74,9 +75,9 @@ def worst_ms(streams: OutageMeter, since_ns: int) -> float:
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
-        (Fault.blackhole(1, 1), "bfd"),
-        (Fault.blackhole(1, 2, Direction.TO_HOST), "bfd"),
-        (Fault.link_down(1, 2), "carrier"),
+        (blackhole(1, 1), "bfd"),
+        (blackhole(1, 2, Direction.TO_HOST), "bfd"),
+        (link_down(1, 2), "carrier"),
     ],
     ids=str,
 )
@@ -104,7 +105,7 @@ def test_a_fault_is_overridden_at_both_hosts_and_handed_back(
 
 def test_what_the_host_sends_is_lost_and_nothing_else(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
     """FRR's bfdd does not tell its peer that it hears nothing any more, but the switch closes its BGP session."""
-    with calm.fault(Fault.blackhole(1, 1, Direction.FROM_HOST)) as injected_ns:
+    with calm.fault(blackhole(1, 1, Direction.FROM_HOST)) as injected_ns:
         told = fast.wait_told(1, RouteKind.OVERRIDE, "bgp")
         fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "frr_converged")
         assert calm.next_hops(1, 2) == {"p2"}
@@ -138,7 +139,7 @@ def test_a_false_message_costs_width_for_t_max_and_no_packet_its_way(
 def test_a_hung_control_plane_is_stood_in_for(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
     host = calm.topology.hosts[0].netns
     with frozen(host, "bgpd"):
-        with calm.fault(Fault.blackhole(1, 1)) as injected_ns:
+        with calm.fault(blackhole(1, 1)) as injected_ns:
             fast.wait_told(1, RouteKind.FAST_PATH, "not_converging")
             assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
             assert set(map(tuple, fast.hosts[0].overrides().values())) == {("p2",)}
@@ -148,7 +149,7 @@ def test_a_hung_control_plane_is_stood_in_for(calm: Lab, fast: FastPaths, stream
 
 
 def test_a_blip_shorter_than_detection_leaves_nothing(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
-    with calm.fault(Fault.blackhole(1, 1)) as injected_ns:
+    with calm.fault(blackhole(1, 1)) as injected_ns:
         pause_until(injected_ns / 1e9 + 0.05)
     assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
     fast.wait_quiet()
@@ -156,7 +157,7 @@ def test_a_blip_shorter_than_detection_leaves_nothing(calm: Lab, fast: FastPaths
 
 def test_crossed_faults_keep_the_last_hop(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
     """Host 1 loses switch 1, host 2 switch 2: what each is told would leave it no way at all."""
-    with calm.fault(Fault.blackhole(1, 1)), calm.fault(Fault.blackhole(2, 2)) as injected_ns:
+    with calm.fault(blackhole(1, 1)), calm.fault(blackhole(2, 2)) as injected_ns:
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"} and calm.next_hops(2, 1) == {"p1"}, what="FRR's way around")
         assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(calm.topology), 30.0) == []
         assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
@@ -170,7 +171,7 @@ def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: Fa
     host, ours = calm.topology.hosts[0].netns, fast.hosts[0]
     with ExitStack() as stopped:
         stopped.enter_context(frozen(host, "bgpd"))  # before the fault: it may converge within 200 ms
-        with calm.fault(Fault.blackhole(1, 1)):
+        with calm.fault(blackhole(1, 1)):
             fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
             killed = ours.hot_pid
             assert ours.overrides()
@@ -182,7 +183,7 @@ def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: Fa
     fast.wait_quiet()
 
     streams.reset()
-    with calm.fault(Fault.blackhole(1, 2)) as injected_ns:
+    with calm.fault(blackhole(1, 2)) as injected_ns:
         assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
         wait_until(lambda: calm.next_hops(1, 2) == {"p1"}, what="FRR's way around")
 
@@ -190,14 +191,14 @@ def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: Fa
 def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
     """The other uplink dies while there is no daemon: FRR alone repairs, and nothing stale is in its way."""
     ours = fast.hosts[0]
-    with calm.fault(Fault.blackhole(1, 1)):
+    with calm.fault(blackhole(1, 1)):
         fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
         os.kill(ours.hot_pid, signal.SIGKILL)
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
     wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks")
     os.kill(ours.hot_pid, signal.SIGKILL)
     streams.reset()
-    with calm.fault(Fault.blackhole(1, 2)) as injected_ns:
+    with calm.fault(blackhole(1, 2)) as injected_ns:
         assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
 
 
@@ -243,7 +244,7 @@ def test_the_host_closes_its_own_bfd_administratively(calm: Lab, fast: FastPaths
     assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd"), "opened again, it is no fault either"
 
     fast.forget()
-    with calm.fault(Fault.blackhole(1, 1)):
+    with calm.fault(blackhole(1, 1)):
         fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
 
@@ -265,6 +266,6 @@ def test_bfdd_is_restarted(calm: Lab, fast: FastPaths) -> None:
     assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
 
     fast.forget()
-    with calm.fault(Fault.blackhole(1, 1)):
+    with calm.fault(blackhole(1, 1)):
         fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")

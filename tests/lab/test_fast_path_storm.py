@@ -8,10 +8,10 @@ import pytest
 
 from schemas.network import RouteKind
 from services.fabric.testbed import connectivity
-from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_pair import FastPaths
+from tests.support.lab_faults import blackhole
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 HOLD_S = 4.0
@@ -22,7 +22,7 @@ def test_a_flap_storm_is_left_to_frr(whole: Lab, tmp_path: Path) -> None:
     with FastPaths(whole, tmp_path, flap_damping_window_s=60.0, flap_damping_hold_s=HOLD_S) as fast:
         ours = fast.hosts[0]
         for number in range(1, 5):
-            with whole.fault(Fault.blackhole(1, 1)):
+            with whole.fault(blackhole(1, 1)):
                 wait_until(lambda: ours.state["uplinks"]["p1"][2] != "up", what=f"detection {number}")
             wait_until(lambda: ours.state["uplinks"]["p1"][2] == "up", within_s=60, what=f"recovery {number}")
         fast.wait_told(1, RouteKind.FAST_PATH, "flap_damped")

@@ -18,11 +18,12 @@ from services._runtime.command.errors import CommandError
 from services._runtime.exit_code import ExitCode
 from services.cli.main import app
 from services.fabric.testbed import frr_daemons, state_file
-from services.fabric.testbed.faults import Direction, Fault
+from services.fabric.testbed.faults import Direction
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.topology import DualTor, LabSettings
 from tests.support.cgroup_lab import wait_until
 from tests.support.dual_tor import own_prefix
+from tests.support.lab_faults import blackhole, link_down, switch_dead
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 runner = CliRunner()
@@ -58,11 +59,11 @@ def scratch() -> Iterator[str]:
 def test_a_link_down_is_seen_and_a_blackhole_is_not(whole: Lab) -> None:
     host, switch = whole.topology.hosts[0].netns, whole.topology.switches[0].netns
 
-    with whole.fault(Fault.link_down(1, 1)):
+    with whole.fault(link_down(1, 1)):
         wait_until(lambda: not carrier(host, "p1"), what="loss of carrier")
         assert carrier(host, "p2")
     wait_until(lambda: carrier(host, "p1"), what="carrier")
-    with whole.fault(Fault.blackhole(1, 1)):
+    with whole.fault(blackhole(1, 1)):
         assert carrier(host, "p1")
         assert filters(switch, "d1") == {"ingress", "egress"}
     assert filters(switch, "d1") == set()
@@ -70,7 +71,7 @@ def test_a_link_down_is_seen_and_a_blackhole_is_not(whole: Lab) -> None:
 
 def test_a_blackhole_leaves_other_filters_of_the_port_alone(whole: Lab) -> None:
     switch = whole.topology.switches[1].netns
-    with whole.fault(Fault.blackhole(2, 2, Direction.TO_HOST)):
+    with whole.fault(blackhole(2, 2, Direction.TO_HOST)):
         add = ["filter", "add", "dev", "d2", "egress", "pref", "9", "u32", "match", "u32", "0", "0"]
         subprocess.run(["tc", "-n", switch, *add], check=True)
         assert filters(switch, "d2") == {"egress", "other"}
@@ -81,7 +82,7 @@ def test_a_blackhole_leaves_other_filters_of_the_port_alone(whole: Lab) -> None:
 
 def test_a_dead_switch_has_no_process_and_no_link_and_comes_back(whole: Lab) -> None:
     switch = whole.topology.switches[1]
-    with whole.fault(Fault.switch_dead(2)):
+    with whole.fault(switch_dead(2)):
         assert frr_daemons.running(switch.netns) == {}
         wait_until(
             lambda: not any(carrier(host.netns, "p2") for host in whole.topology.hosts), what="loss of every carrier"

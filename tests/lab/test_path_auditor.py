@@ -12,14 +12,14 @@ import pytest
 from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.bus.api import Delivery
-from services._runtime.service.app import run_in_process
-from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
+from tests.support.lab_faults import blackhole, link_down
+from tests.support.service_in_process import run_in_process
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 
@@ -76,7 +76,7 @@ async def audited(whole: Lab, tmp_path: Path) -> AsyncIterator[Audited]:
 
 @pytest.mark.usefixtures("slow_convergence")
 async def test_an_edge_fault_is_told_as_routes_and_is_no_disagreement(whole: Lab, audited: Audited) -> None:
-    with whole.fault(Fault.blackhole(1, 1)):
+    with whole.fault(blackhole(1, 1)):
         await until(lambda: len(audited.of(RouteKind.ROUTE)) >= 1, within_s=60, what="the route that changed")
         await until(lambda: whole.next_hops(1, 2) == {"p2"}, within_s=60, what="the way around")
     await until(lambda: whole.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks")
@@ -105,7 +105,7 @@ async def test_a_route_that_is_not_frrs_is_told_within_two_seconds(whole: Lab, a
     assert audited.reconciler._auditor is not None
     assert audited.reconciler._auditor.tracker.disagreements == 1
 
-    with whole.fault(Fault.link_down(1, 1)):  # zebra writes its route anew
+    with whole.fault(link_down(1, 1)):  # zebra writes its route anew
         await until(lambda: audited.of(RouteKind.AGREEMENT), within_s=60, what="its end")
     assert audited.of(RouteKind.AGREEMENT)[0].latency_us > 1_000_000
 

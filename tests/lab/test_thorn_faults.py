@@ -21,6 +21,7 @@ from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.cgroup_lab import wait_until
 from tests.support.lab_events import OVERLAY, LabEvents
+from tests.support.lab_faults import blackhole, isl_lost, link_down, restart_frr, switch_dead
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
 WORKS_WITHIN_MS = 8_500.0
@@ -58,7 +59,7 @@ def established(netns: str) -> set[str]:
     return {name for name, peer in peers.items() if peer["state"] == "Established"}
 
 
-@pytest.mark.parametrize("fault", [Fault.blackhole(1, 1), Fault.link_down(1, 2)], ids=str)
+@pytest.mark.parametrize("fault", [blackhole(1, 1), link_down(1, 2)], ids=str)
 def test_an_edge_fault_changes_routes_and_nothing_else(whole: Lab, fault: Fault) -> None:
     """Thesis 3.4: rules depend on FDB entries, and those on EVPN, which an edge fault does not touch."""
     hosts = [host.netns for host in whole.topology.hosts]
@@ -85,11 +86,11 @@ def test_an_edge_fault_changes_routes_and_nothing_else(whole: Lab, fault: Fault)
 @pytest.mark.parametrize(
     ("fault", "aim"),
     [
-        (Fault.blackhole(1, 1), FaultTarget.OUT),
-        (Fault.blackhole(1, 1, Direction.FROM_HOST), FaultTarget.OUT),
-        (Fault.blackhole(1, 1, Direction.TO_HOST), FaultTarget.IN),
-        (Fault.link_down(1, 1), FaultTarget.IN),
-        (Fault.switch_dead(1), FaultTarget.OUT),
+        (blackhole(1, 1), FaultTarget.OUT),
+        (blackhole(1, 1, Direction.FROM_HOST), FaultTarget.OUT),
+        (blackhole(1, 1, Direction.TO_HOST), FaultTarget.IN),
+        (link_down(1, 1), FaultTarget.IN),
+        (switch_dead(1), FaultTarget.OUT),
     ],
     ids=str,
 )
@@ -114,7 +115,7 @@ def test_the_meter_sees_an_outage_that_does_not_end(meter: OutageMeter) -> None:
     """Both uplinks of a host: nothing can help. Without this the tests above could not fail."""
     lab = meter.lab
     meter.reset()
-    with lab.fault(Fault.blackhole(1, 1)) as injected_ns, lab.fault(Fault.blackhole(1, 2)):
+    with lab.fault(blackhole(1, 1)) as injected_ns, lab.fault(blackhole(1, 2)):
         wait_until(lambda: not any(report.over for report in meter.report(injected_ns)), what="an outage of 0.5 s")
         assert connectivity.unreachable_pairs(lab.topology) == ["a1->a2", "a2->a1"]
     assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(lab.topology), 30.0) == []
@@ -123,7 +124,7 @@ def test_the_meter_sees_an_outage_that_does_not_end(meter: OutageMeter) -> None:
 def test_the_link_between_the_switches_is_not_missed(meter: OutageMeter) -> None:
     lab = meter.lab
     meter.reset()
-    with lab.fault(Fault.isl_lost()) as injected_ns:
+    with lab.fault(isl_lost()) as injected_ns:
         wait_until(lambda: all(report.sent > 3_000 for report in meter.report(injected_ns)), what="a second of traffic")
         assert lab.next_hops(1, 2) == {"p1", "p2"}
         sent = [(report.sent, report.received) for report in meter.report(injected_ns)]
@@ -133,7 +134,7 @@ def test_the_link_between_the_switches_is_not_missed(meter: OutageMeter) -> None
 
 def test_crossed_faults_leave_the_way_over_both_switches(whole: Lab) -> None:
     """Host 1 has lost switch 1 and host 2 has lost switch 2: the link between the switches is the only way."""
-    with whole.fault(Fault.blackhole(1, 1)), whole.fault(Fault.blackhole(2, 2)):
+    with whole.fault(blackhole(1, 1)), whole.fault(blackhole(2, 2)):
         wait_until(lambda: whole.next_hops(1, 2) == {"p2"} and whole.next_hops(2, 1) == {"p1"}, what="the way around")
         assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 30.0) == []
 
@@ -141,7 +142,7 @@ def test_crossed_faults_leave_the_way_over_both_switches(whole: Lab) -> None:
 def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
     """FRR 8.4 with kernel next-hop objects never took the first uplink back, and the second fault was the end."""
     for number in (1, 2):
-        with whole.fault(Fault.link_down(1, number)):
+        with whole.fault(link_down(1, number)):
             wait_until(lambda number=number: whole.next_hops(1, 2) == {f"p{3 - number}"}, what="the other uplink")
             assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 30.0) == []
         whole.wait_for_both_uplinks(60.0)
@@ -153,11 +154,11 @@ def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
 
 def test_flapping_ends_whole(whole: Lab) -> None:
     """Shorter than BGP needs to come back: 0.3 s down, 0.2 s up."""
-    schedule = FaultSchedule(whole, alternating(Fault.link_down(1, 1)), FaultTiming(0.3, 0.2, 0.0, times=6))
+    schedule = FaultSchedule(whole, alternating(link_down(1, 1)), FaultTiming(0.3, 0.2, 0.0, times=6))
 
     schedule.run()
 
-    assert [occurrence.fault.switch for occurrence in schedule.occurrences] == [1, 2, 1, 2, 1, 2]
+    assert [one.fault.switch for one in schedule.occurrences] == [1, 2, 1, 2, 1, 2]
     assert whole.faults == ()
     whole.wait_ready(60.0)
 
@@ -167,7 +168,7 @@ def test_a_host_whose_frr_was_killed_comes_back(whole: Lab) -> None:
     host = whole.topology.hosts[0].netns
     entries, *_ = overlay_of(host)
 
-    whole.restart_frr(host, at_once=True)
+    restart_frr(whole, host, at_once=True)
     # The kernel still holds what the killed zebra had installed: ask the new daemons first.
     wait_until(lambda: established(host) == {"p1", "p2"}, within_s=60.0, what="both EVPN sessions")
     whole.wait_ready(60.0)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tests.soak.timeline import Timeline
 from tests.support.cluster_lab import ClusterLab, ServiceProcess
+from tests.support.frozen_server import freeze, thaw
 
 MEAN_GAP_S = 1.5
 MOST_DOWN_S = 2.0
@@ -160,9 +161,9 @@ class Faults:
     async def _freeze_server(self, frozen_s: float) -> None:
         self._server_busy = True
         self._note("SIGSTOP", "nats-server", frozen_s)
-        self.cluster.nats.pause()
+        freeze(self.cluster.nats)
         await asyncio.sleep(frozen_s)
-        self.cluster.nats.resume()
+        thaw(self.cluster.nats)
         self._server_busy = False
         self._ended("nats-server")
 

@@ -11,7 +11,6 @@ from typing import Any, Self
 from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.bus.api import Delivery
-from services._runtime.service.app import run_in_process
 from services.fabric.testbed.lab import Lab
 from services.fastpath.service import FastPath
 from services.fastpath.settings import FastPathSettings
@@ -19,6 +18,7 @@ from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import overrides_in
+from tests.support.service_in_process import run_in_process
 
 KEY = "a key for the lab of this very test run"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from schemas.streams import ROUTE_STREAM
-from services._runtime.service.app import run_in_process
 from services.fastpath.service import FastPath
 from services.fastpath.settings import FastPathSettings
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
+from tests.support.service_in_process import run_in_process
 
 KEY = "0123456789abcdef0123456789abcdef"
 

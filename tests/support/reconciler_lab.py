@@ -12,12 +12,12 @@ from schemas.network import RouteEvent, TcEvent, TcObject, TcOperationKind
 from schemas.streams import ROUTE_STREAM, TC_STREAM
 from schemas.subjects import SubjectTemplate
 from services._runtime.bus.api import Bus, Delivery
-from services._runtime.service.app import run_in_process
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.fake_network import APPLICATION, PORT, FakeDaemons, FakeNetwork
+from tests.support.service_in_process import run_in_process
 
 PREF = 21_000
 

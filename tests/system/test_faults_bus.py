@@ -12,6 +12,7 @@ import pytest_asyncio
 from schemas.oom import OomCause, OomKind
 from tests.support.cluster_lab import MIB, ClusterLab, poll
 from tests.support.deadline import until
+from tests.support.frozen_server import freeze, thaw
 from tests.support.growing import QUICK_RECLAIM, grow, grown, guarded_container
 from tests.support.invariant_checker import watch
 
@@ -73,7 +74,7 @@ async def test_while_the_bus_is_frozen_memory_comes_from_the_reserve_and_what_is
     [allocator] = cluster.running("allocator")
     stale = await allocator.metric("turnbuckle_allocator_stale_batches_total")
     async with watch(cluster, spec) as checker:
-        cluster.nats.pause()
+        freeze(cluster.nats)
         frozen_s = time.monotonic()
         try:
             grow(container, before_bytes // MIB + 100)
@@ -81,7 +82,7 @@ async def test_while_the_bus_is_frozen_memory_comes_from_the_reserve_and_what_is
             assert container.limit_bytes >= before_bytes + 100 * MIB
             await until(lambda: time.monotonic() > frozen_s + FROZEN_S, within_s=60, what="long frozen")
         finally:
-            cluster.nats.resume()
+            thaw(cluster.nats)
         await resumed(cluster)
 
         async def has_ignored() -> bool:

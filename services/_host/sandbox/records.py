@@ -13,14 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from services._host.boot_records import boot_id, start_ticks, write_record
 from services._host.cgroupfs import CgroupLayout, ManagedCgroup
 
 SANDBOXES_ROOT: Final = "turnbuckle-cells"
 """Below each controller's mount. Not the agent's managed root: these are no containers of an application."""
 RECORDS: Final = Path("/run/turnbuckle/cells")
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_START_FIELD: Final = 19
-"""Of /proc/pid/stat, counted behind the name in parentheses: start time in clock ticks (proc_pid_stat(5))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +33,13 @@ class Owner:
     @classmethod
     def this_process(cls) -> Owner:
         """The calling process."""
-        return cls(os.getpid(), _started_ticks(os.getpid()) or 0, _boot(), _pid_namespace())
+        return cls(os.getpid(), start_ticks(os.getpid()) or 0, boot_id(), _pid_namespace())
 
     def is_gone(self) -> bool:
         """Whether it has surely ended. One of another PID namespace is left alone: we cannot see it."""
-        if self.boot != _boot():
+        if (boot := boot_id()) and self.boot != boot:
             return True
-        return self.pid_namespace == _pid_namespace() and _started_ticks(self.pid) != self.started_ticks
+        return self.pid_namespace == _pid_namespace() and start_ticks(self.pid) != self.started_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +62,7 @@ class RunRecord:
             OSError: the directory cannot be written.
         """
         records.mkdir(mode=0o755, parents=True, exist_ok=True)
-        unfinished = records / f".{self.token}"
-        unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        unfinished.replace(records / f"{self.token}.json")
+        write_record(records / f"{self.token}.json", asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> RunRecord | None:
@@ -104,20 +100,6 @@ def remove_run(layout: CgroupLayout, record: RunRecord) -> bool:
     deepest_first = sorted(found, key=lambda directory: directory.count("/"), reverse=True)
     removed = [ManagedCgroup(layout, directory).end() for directory in deepest_first]
     return all(removed)
-
-
-def _started_ticks(pid: int) -> int | None:
-    """When a process was started; None where there is none, or only its remains."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    words = text.rpartition(")")[2].split()
-    return None if words[0] in ("Z", "X") else int(words[_START_FIELD])
-
-
-def _boot() -> str:
-    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def _pid_namespace() -> str:

@@ -10,7 +10,6 @@ Sandboxes of one run reach each other at their addresses, and nothing else. All 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import secrets
@@ -43,12 +42,11 @@ from services._host.sandbox.records import (
     sweep,
 )
 from services._host.sandbox.usage import Usage
+from services._runtime.child_process import die_with_parent
 from services._runtime.service.interpreter import isolated_command
 
 _NAME: Final = re.compile(NAME_PATTERN)
 REAPED_WITHIN_S: Final = 2.0
-_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SandboxUnavailableError(Exception):
@@ -106,8 +104,7 @@ class Sandbox:
         if not self._group.add_process(0):
             raise OSError(f"the control group of cell {self.name} has been removed")
         enter(self._namespace.descriptor)
-        _LIBC.prctl(_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != owner:
+        if not die_with_parent(signal.SIGKILL, owner):
             os._exit(128 + signal.SIGKILL)
 
     def spawn(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.apps import Name
 from services._host.simulation.load_schedule import Schedule
@@ -17,10 +15,6 @@ DEMO_CYCLE_S: Final = 20.0
 DEMO_CPU_LIMIT: Final = 0.75
 """Cores that `demo_scenario` is laid out for: less than its bursts if all came at once."""
 DEMO_MEMORY_LIMIT_BYTES: Final = 1024 * _MIB
-
-
-class ScenarioError(ValueError):
-    """A scenario file cannot be read; the message says where and why."""
 
 
 class _Model(BaseModel):
@@ -74,11 +68,6 @@ class ContainerLoad(_Model):
         """Bytes that it wants to hold: growth at `memory_rate_bytes_s`, release at once."""
         return self.schedule.memory_bytes(time_s)
 
-    @property
-    def peak_memory_bytes(self) -> int:
-        """The largest target."""
-        return max(phase.memory_bytes for phase in self.phases)
-
 
 class Scenario(_Model):
     """The containers of one application."""
@@ -101,34 +90,6 @@ class Scenario(_Model):
     def memory_bytes(self, time_s: float) -> int:
         """Bytes wanted by all containers together."""
         return sum(container.memory_bytes(time_s) for container in self.containers)
-
-
-def load_scenario(path: str) -> Scenario:
-    """Read a scenario from a ``.json``, ``.yaml`` or ``.yml`` file (YAML needs the ``cli`` extra).
-
-    Raises:
-        ScenarioError: the file cannot be read, or a field is wrong.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        content = json.loads(text) if path.endswith(".json") else _from_yaml(text, path)
-        return TypeAdapter(Scenario).validate_python(content)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ScenarioError(f"{path}: {error}") from error
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'scenario'}: {e['msg']}" for e in error.errors())
-        raise ScenarioError(f"{path}: {wrong}") from error
-
-
-def _from_yaml(text: str, path: str) -> object:
-    import yaml  # noqa: PLC0415 - only the cli extra brings it
-
-    from services._runtime.command.yaml_file import BoundedLoader, describe_yaml_error  # noqa: PLC0415 - as above
-
-    try:
-        return yaml.load(text, Loader=BoundedLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ScenarioError(describe_yaml_error(error, path)) from error
 
 
 def _steps(*phases: tuple[float, float, int]) -> tuple[LoadPhase, ...]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
-import time
 from contextlib import suppress
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Self
 
-from services._runtime.child_process import die_with_parent
+from services._runtime.child_process import Child, read_log, spawn_logged
 
 READY_TIMEOUT_S: Final = 10.0
 _STOP_S: Final = 5.0
+_POLL_S: Final = 0.01
+_READY: Final = "Server is ready"
 _LISTENING: Final = re.compile(r"Listening for client connections on .*:(\d+)")
 _MONITORING: Final = re.compile(r"Starting http monitor on .*:(\d+)")
 _ERROR_LINE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
@@ -78,7 +76,7 @@ class EmbeddedNats:
         """None: off; 0: chosen at start."""
         self._given_store = store_directory
         self._directory: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     @property
     def url(self) -> str:
@@ -88,12 +86,12 @@ class EmbeddedNats:
     @property
     def running(self) -> bool:
         """Whether the process is running."""
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.running
 
     @property
     def pid(self) -> int | None:
         """The server's process id while it runs."""
-        return self._process.pid if self._process is not None and self.running else None
+        return self._child.process.pid if self._child is not None and self._child.running else None
 
     @property
     def log_path(self) -> Path:
@@ -118,15 +116,11 @@ class EmbeddedNats:
             self._directory = Path(tempfile.mkdtemp(prefix="turnbuckle-nats-"))
         config = self._directory / "nats-server.conf"
         config.write_text(self._configuration(), encoding="utf-8")
-        self.log_path.write_bytes(b"")
         command = [str(find_binary()), "--config", str(config)]
-        self._process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own command; Popen returns at once
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=partial(die_with_parent, signal.SIGKILL),  # noqa: PLW1509 - one prctl call, no locks
-            start_new_session=True,
-        )  # fmt: skip
+        # SIGKILL: it has to die with tests that are killed, and what it acknowledged is on the disk.
+        self._child = child = Child(spawn_logged(command, self.log_path, None, signal.SIGKILL), self.log_path)
         try:
-            await self._wait_ready()
+            await self._wait_ready(child)
         except BaseException:
             self.kill()
             if not resuming:
@@ -160,17 +154,14 @@ class EmbeddedNats:
             lines.append(f'http: "{self.host}:{self.monitor_port or -1}"')
         return "\n".join(lines) + "\n"
 
-    async def _wait_ready(self) -> None:
-        deadline = time.monotonic() + self.ready_timeout_s
-        while time.monotonic() < deadline:
-            log = self.log_path.read_text(encoding="utf-8", errors="replace")
-            if "Server is ready" in log:
-                self._read_ports(log)
-                return
-            if not self.running:
-                raise self._failure(log)
-            await asyncio.sleep(0.01)
-        raise NatsServerError(f"nats-server was not ready after {self.ready_timeout_s:g} s: {_logged_errors(log)}")
+    async def _wait_ready(self, child: Child) -> None:
+        if await child.until_ready(lambda: _READY in read_log(self.log_path), self.ready_timeout_s, _POLL_S):
+            self._read_ports(read_log(self.log_path))
+        elif not child.running:
+            raise self._failure(read_log(self.log_path))
+        else:
+            errors = _logged_errors(read_log(self.log_path))
+            raise NatsServerError(f"nats-server was not ready after {self.ready_timeout_s:g} s: {errors}")
 
     def _read_ports(self, log: str) -> None:
         if found := _LISTENING.search(log):
@@ -195,35 +186,16 @@ class EmbeddedNats:
 
     async def halt(self) -> None:
         """Stop it gracefully but keep port and store for `start`."""
-        if self._process is None:
-            return
-        self.resume()
-        self._signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, _STOP_S)
-        self.kill()
+        if self._child is not None:
+            await self._child.end(_STOP_S)
+            self._child = None
 
     def kill(self) -> None:
         """Kill it; port and store are kept for `start`."""
-        if self._process is not None:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        """Stop it with SIGSTOP: connections stay open and nothing answers. Returns once every thread is stopped."""
-        self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + _STOP_S
-        while self.pid is not None and not _is_stopped(self.pid) and time.monotonic() < deadline:
-            time.sleep(0.001)  # at most a few scheduler ticks
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+        if self._child is not None:
+            self._child.process.kill()
+            self._child.process.wait()
+            self._child = None
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -235,12 +207,3 @@ class EmbeddedNats:
 def _logged_errors(log: str) -> str:
     lines = _ERROR_LINE.findall(log)
     return "; ".join(lines) if lines else "it logged no error"
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether every thread is stopped; a signal reaches threads on other processors a little later."""
-    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):
-            if status.read_text().rpartition(")")[2].split()[0] != "T":
-                return False
-    return True

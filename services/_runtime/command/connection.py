@@ -13,9 +13,7 @@ import typer
 
 from schemas.message import Message
 from schemas.permissions import Identity, Role, allowed, grants
-from schemas.registry import Endpoint
 from services._runtime.bus.api import (
-    Bus,
     BusError,
     BusSettingsError,
     CredentialsRefusedError,
@@ -140,17 +138,6 @@ def missing_key_text(options: BusOptions, whose: str = "the operator's") -> str:
         f"this needs {whose} key, {used}: set TURNBUCKLE_NATS_NKEY_SEED_FILE to one that"
         f" `turnbuckle nats config --root {options.root}` has written to secrets"
     )
-
-
-async def query(bus: Bus, endpoint: Endpoint, request: Message, reply_type: type[ReplyT]) -> ReplyT:
-    """Send a request to a service.
-
-    Raises:
-        UnavailableError: no reply.
-        CommandError: the service rejects the request (an unknown application, say).
-    """
-    subject = endpoint.template.subject(bus.root)
-    return await await_reply(endpoint.service, bus.request(subject, request, timeout_s=QUERY_TIMEOUT_S), reply_type)
 
 
 async def await_reply(service: str, pending: Awaitable[Message], reply_type: type[ReplyT]) -> ReplyT:

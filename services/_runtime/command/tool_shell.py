@@ -29,7 +29,7 @@ from services._runtime.service.interpreter import isolated_command
 
 _START: Final = "services._runtime.command.tool_start"
 _TERMINATED: Final = 128
-_ROWS: Final = frozenset({"row", "plan", "unmeasured", "check"})
+_ROWS: Final = frozenset({"row", "plan"})
 _QUIET: Final = frozenset({"event", "stderr_tail"})
 _MAX_COLUMNS: Final = 9
 _MINUTE_S: Final = 60.0

@@ -11,8 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar
 
@@ -340,27 +339,3 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
         for each in (task, stopping):
             each.cancel()
         await asyncio.wait({task, stopping})
-
-
-ServiceT = TypeVar("ServiceT", bound=Service)
-
-
-@asynccontextmanager
-async def run_in_process(
-    service_class: type[ServiceT], settings: CommonSettings, bus: Bus, *, clock: Clock | None = None
-) -> AsyncIterator[ServiceT]:
-    """A started service inside a test's process; stopped at the end, the bus stays open.
-
-    Raises:
-        BaseException: the exception of a spawned task, at the end of the block.
-    """
-    runtime = Runtime(settings, bus, clock or SystemClock(), Telemetry(), get_logger(service_class.name))
-    service = service_class(runtime)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
-        await runtime.cancel_tasks()
-    if runtime.crashed.done():
-        raise runtime.crashed.result()

@@ -120,11 +120,6 @@ class AppView:
         return self.nodes[node].containers.get(container) if node in self.nodes else None
 
     @property
-    def quota_sum_us(self) -> int:
-        """Sum of the quotas in the kernels, per period; unlimited ones do not count."""
-        return sum(max(0, container.quota_us) for container in self.containers)
-
-    @property
     def reserve_left_bytes(self) -> int:
         """What the agents can still grant, by their newest batches."""
         return sum(node.reserve_left_bytes for node in self.nodes.values())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services._runtime.atomic_file import replacing
 from services._runtime.bus.api import BusError
 from services._runtime.bus.nats_connection import public_key
 from services._runtime.command.errors import BadFileError
@@ -93,13 +94,12 @@ def write_secret(path: Path, text: str, owner: Owner | None = None) -> None:
         BadFileError: it cannot be written.
     """
     try:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _SECRET_MODE), "w") as file:
-            file.write(text)
-        if owner is not None:
-            os.chown(temporary, owner.uid, owner.gid)
-        temporary.replace(path)
+        with replacing(path) as draft:
+            draft.unlink(missing_ok=True)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _SECRET_MODE), "w") as file:
+                file.write(text)
+            if owner is not None:
+                os.chown(draft, owner.uid, owner.gid)
     except OSError as error:
         raise BadFileError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -6,21 +6,17 @@ service and takes over. Operators have systemd, Compose or Kubernetes for restar
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services._runtime.child_process import die_with_parent, wait_or_kill
+from services._runtime.child_process import Child, spawn_logged
 from services._runtime.command.errors import ServiceDiedError
 from services._runtime.exit_code import ExitCode
 from services._runtime.service.interpreter import isolated_command
@@ -29,7 +25,6 @@ from services._runtime.service.settings import CommonSettings
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
 POLL_S: Final = 0.05
-LOG_TAIL_LINES: Final = 20
 _OTHER_SERVERS: Final = ("NATS_", "TURNBUCKLE_NATS_")
 _USER_ERROR_CODES: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
 """Exit codes of a service for errors that the user can fix: `up` ends with the same."""
@@ -38,22 +33,22 @@ _REFUSALS: Final = frozenset({"start_failed", "settings_unusable", "bus_unusable
 
 
 @dataclass(slots=True)
-class ChildService:
+class ChildService(Child):
     """One service in a process of its own."""
 
     service: str
     name: str
     """Of the process: that of the service, with a number from the second on."""
-    log_file: Path
     health_port: int
-    process: subprocess.Popen[bytes]
+    readiness: str = "it does not answer"
+    """Its last answer on it."""
 
-    def log_tail(self) -> str:
-        """The last lines of its log."""
-        with suppress(OSError):
-            lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-            return "\n".join(lines[-LOG_TAIL_LINES:])
-        return ""
+    def is_ready(self) -> bool:
+        """Whether it says so. Blocks for 2 s at most."""
+        answer = self.fetch("/readyz")
+        if answer is not None:
+            self.readiness = answer[1].strip()
+        return answer is not None and answer[0] == http.HTTPStatus.OK
 
     def refusal(self) -> str | None:
         """Why it did not start, where its log ends with a sentence for the user."""
@@ -107,23 +102,15 @@ class Supervisor:
         name = service if number == 1 else f"{service}-{number}"
         log_file = self.run_directory / f"{name}.log"
         health_port = free_port()
-        process = self._spawn(
-            service, log_file, {**environment, CommonSettings.variable("health_port"): str(health_port)}
-        )
-        child = ChildService(service, name, log_file, health_port, process)
+        own = {**environment, CommonSettings.variable("health_port"): str(health_port)}
+        child = ChildService(self._spawn(service, log_file, own), log_file, service, name, health_port)
         self.children.append(child)
-        deadline = time.monotonic() + self.ready_timeout_s
-        last_answer = "it does not answer"
-        while time.monotonic() < deadline:
-            if child.process.poll() is not None:
-                raise self._died(child)
-            answer = await asyncio.to_thread(child.fetch, "/readyz")
-            if answer is not None and answer[0] == http.HTTPStatus.OK:
-                return child
-            last_answer = answer[1].strip() if answer else last_answer
-            await asyncio.sleep(POLL_S)
+        if await child.until_ready(child.is_ready, self.ready_timeout_s, POLL_S):
+            return child
+        if not child.running:
+            raise self._died(child)
         within = f"within {self.ready_timeout_s:g} s"
-        raise ServiceDiedError(f"{name} was not ready {within}: {last_answer}\n{child.log_tail()}")
+        raise ServiceDiedError(f"{name} was not ready {within}: {child.readiness}\n{child.log_tail()}")
 
     def check(self) -> list[str]:
         """One sentence per process that has ended since the last call and whose service has another process.
@@ -131,46 +118,30 @@ class Supervisor:
         Raises:
             ServiceDiedError: the only process of a service has ended.
         """
-        ended = [child for child in self.children if child.process.poll() is not None]
+        ended = [child for child in self.children if not child.running]
         for child in ended:
             self.children.remove(child)
             if not any(other.service == child.service for other in self.children):
                 raise self._died(child)
         return [
-            f"{child.name} has ended ({_exit_text(child)}), the others take over; see {child.log_file}"
-            for child in ended
+            f"{child.name} has ended ({child.exit_text}), the others take over; see {child.log_file}" for child in ended
         ]
 
     async def stop_all(self) -> None:
         """Stop the services, the last started first; one that does not end within `STOP_TIMEOUT_S` is killed."""
         while self.children:
-            await self._stop(self.children.pop())
+            await self.children.pop().end(STOP_TIMEOUT_S)
 
     def kill_all(self) -> None:
         """End them at once."""
         for child in self.children:
             child.process.kill()
 
-    async def _stop(self, child: ChildService) -> None:
-        if child.process.poll() is not None:
-            return
-        child.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(wait_or_kill, child.process, STOP_TIMEOUT_S)
-
     def _spawn(self, name: str, log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         # These services use the server started here only, also where the user's shell names another one.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OTHER_SERVERS)}
-        with log_file.open("wb") as log:
-            return subprocess.Popen(  # noqa: S603 - our own services
-                self.command(name),
-                env={**inherited, CommonSettings.variable("nats_url"): self.nats_url, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Not in the terminal's process group: on Ctrl-C `up` stops the services in order.
-                start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - one prctl call, no locks
-            )
+        own = {**inherited, CommonSettings.variable("nats_url"): self.nats_url, **environment}
+        return spawn_logged(self.command(name), log_file, own)
 
     @staticmethod
     def _died(child: ChildService) -> ServiceDiedError:
@@ -179,16 +150,11 @@ class Supervisor:
             error = ServiceDiedError(f"the {child.name} does not start: {refusal}")
         else:
             error = ServiceDiedError(
-                f"{child.name} has ended ({_exit_text(child)}); the end of {child.log_file}:\n{child.log_tail()}"
+                f"{child.name} has ended ({child.exit_text}); the end of {child.log_file}:\n{child.log_tail()}"
             )
         if user_error:
             error.exit_code = child.process.returncode
         return error
-
-
-def _exit_text(child: ChildService) -> str:
-    code = child.process.returncode
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def free_port() -> int:

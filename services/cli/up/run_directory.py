@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from services._runtime.command.errors import CommandError
-from services._runtime.file_lock import open_lock_file, try_flock
+from services._runtime.file_lock import lock_present_file
 
 RUN_DIRECTORY: Final = "turnbuckle-run"
 _TRIED: Final = 100
@@ -40,14 +40,6 @@ def _hold(directory: Path) -> int | None:
     """Make it and lock it; None: another process holds it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = open_lock_file(directory / _LOCK)
+        return lock_present_file(directory / _LOCK)
     except OSError as error:
-        raise CommandError(f"{directory} cannot be made: {error.strerror}; use --store DIR") from error
-    try:
-        if try_flock(descriptor):
-            return descriptor
-    except OSError as error:
-        os.close(descriptor)
-        raise CommandError(f"{directory} cannot be locked: {error.strerror}; use --store DIR") from error
-    os.close(descriptor)
-    return None
+        raise CommandError(f"{directory} cannot be made or locked: {error.strerror}; use --store DIR") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 from pydantic import RootModel, ValidationError
 
+from services._runtime.atomic_file import write_atomically
 from services.collector.cloud.cost_settlement import Observation
 
 FILE_NAME: Final = "costs.json"
@@ -33,12 +33,4 @@ class CostTracker:
         Raises:
             OSError: it cannot be written.
         """
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(_File(self.seen).model_dump_json(by_alias=True))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(self._path, _File(self.seen).model_dump_json(by_alias=True), to_disk=True)

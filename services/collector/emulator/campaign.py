@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
+from services._runtime.atomic_file import write_atomically
 from services.collector.emulator.grid import Grid, Row, grid_digest
 from services.collector.emulator.records import job_name, job_record, local_profile, local_run_name
 from services.collector.emulator.run_request import RunOutcome, RunRequest
@@ -68,9 +69,7 @@ def campaign_name(directory: Path, grid: Grid, rows: Sequence[Row]) -> str:
                 raise BadDataError(f"{directory} was begun with another grid: give another --out, or the grid it had")
             return str(begun["campaign"])
         name = f"{grid.dataset}-{secrets.token_hex(3)}"
-        unfinished = path.with_suffix(".new")
-        unfinished.write_text(json.dumps({"campaign": name, "grid": expected}) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_atomically(path, json.dumps({"campaign": name, "grid": expected}) + "\n")
     except OSError as error:
         raise BadDataError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

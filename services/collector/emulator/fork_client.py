@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas.jobs import TaskFeatures
-from services._runtime.child_process import wait_or_kill
+from services._runtime.child_process import AnsweringChild
 from services._runtime.command.tool_events import say
 from services._runtime.service.interpreter import isolated_command
 from services.collector.emulator.run_request import RunOutcome, RunRequest
@@ -37,16 +35,9 @@ class ForkServer:
         Raises:
             UnavailableError: it cannot create sandboxes here; the message gives the reason.
         """
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            isolated_command(_MODULE),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **_ONE_THREAD},
-            text=True,
-            start_new_session=True,  # interrupts are handled here: the server is stopped by closing its input
-        )
+        self._child = AnsweringChild(isolated_command(_MODULE), {**os.environ, **_ONE_THREAD})
         try:
-            swept = self._receive().get("swept", 0)
+            swept = self._request().get("swept", 0)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -62,21 +53,11 @@ class ForkServer:
         """Make a run; blocks until its end."""
         return RunOutcome.from_plain(self._request(request.to_line())["outcome"])
 
-    def _request(self, line: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its last line gives the reason
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ForkServerError(
-                f"the process that trains has ended with {self._process.wait()}; start again to go on"
-            )
-        answer: dict[str, Any] = json.loads(line)
+    def _request(self, line: str | None = None) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = self._child.ask(line)
+        except EOFError as ended:
+            raise ForkServerError(f"the process that trains {ended}; start again to go on") from ended
         if "unavailable" in answer:
             raise UnavailableError(answer["unavailable"])
         return answer
@@ -85,9 +66,4 @@ class ForkServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop the server and running workers."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        wait_or_kill(self._process, _END_S)
-        self._process.stdout.close()
+        self._child.close(_END_S)

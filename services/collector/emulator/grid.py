@@ -191,8 +191,8 @@ def is_contended(instance: InstanceType, workers: int, cores: int) -> bool:
     return instance.cpu_cores * workers > cores + 1e-9
 
 
-def _configurations(grid: Grid, task: str, cores: int) -> tuple[list[Row], list[Row]]:
-    """Those drawn, and those left out (without the contended ones)."""
+def draw_configurations(grid: Grid, task: str, cores: int) -> tuple[list[Row], list[Row]]:
+    """A task's configurations that the grid draws, and those that it leaves out (without the contended ones)."""
     draw = random.Random(f"{grid.seed}:{task}")  # noqa: S311 - a reproducible draw, no secret
     calm: list[Row] = []
     contended: list[Row] = []
@@ -210,20 +210,13 @@ def expand(grid: Grid, cores: int) -> tuple[Row, ...]:
     """All runs in the order in which they are made: random, so that a drift of the machine hits all alike."""
     rows: list[Row] = []
     for task in grid.tasks:
-        drawn, _ = _configurations(grid, task, cores)
+        drawn, _ = draw_configurations(grid, task, cores)
         again = round(grid.repeats.share * len(drawn))
         for position, row in enumerate(drawn):
             count = grid.repeats.count if position < again else 1
             rows += [Row(row.task, row.instance, row.workers, row.batch_size, n, row.contended) for n in range(count)]
     random.Random(f"{grid.seed}:order").shuffle(rows)  # noqa: S311 - a reproducible order, no secret
     return tuple(rows)
-
-
-def unmeasured(grid: Grid, cores: int, count: int) -> tuple[Row, ...]:
-    """Configurations left out of the grid, round robin over the tasks, for checks of predictions."""
-    left = [_configurations(grid, task, cores)[1] for task in grid.tasks]
-    longest = max((len(rows) for rows in left), default=0)
-    return tuple(rows[n] for n in range(longest) for rows in left if n < len(rows))[:count]
 
 
 def grid_digest(rows: Sequence[Row], grid: Grid) -> str:

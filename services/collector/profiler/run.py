@@ -26,6 +26,7 @@ from typing import Any, Final
 from schemas.codec import to_plain
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
 from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
+from services._runtime.atomic_file import write_atomically
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.command.tool_events import emit, emit_error, say
@@ -58,9 +59,7 @@ def store(plan: LocalRunPlan, journal: Journal, profile: RunProfile) -> Path:
     journal.append(profile)
     path = plan.out.absolute() / "profiles" / f"{plan.run}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(to_plain(profile), allow_nan=False), encoding="utf-8")
-    unfinished.replace(path)
+    write_atomically(path, json.dumps(to_plain(profile), allow_nan=False))
     return path
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Final
 
 from services._host.sandbox.network import DEVICE
 from services._host.sandbox.sandbox import Output, Sandbox, Sandboxes
+from services._runtime.child_process import log_tail
 from services.collector.profiler.series import Counters
 from services.collector.profiler.worker_environment import (
     Rendezvous,
@@ -23,7 +23,6 @@ from services.collector.profiler.worker_environment import (
     worker_names,
 )
 
-TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 8 << 10
 
 
@@ -66,7 +65,7 @@ class Worker:
 
     def stderr_tail(self) -> list[str]:
         """The last lines that it wrote on standard error."""
-        return tail(self.stderr)
+        return log_tail(self.stderr, _TAIL_BYTES).splitlines()
 
 
 class LocalWorkers:
@@ -164,17 +163,6 @@ class LocalWorkers:
         """SIGKILL to everything in every sandbox."""
         for sandbox in self._made:
             sandbox.kill()
-
-
-def tail(path: Path) -> list[str]:
-    """The last lines of a file; none where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return list(deque(text.splitlines(), maxlen=TAIL_LINES))
 
 
 def _no_watcher() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import duckdb
 from schemas.jobs import Configuration, JobRecord, Price, TaskFeatures
 from schemas.message import Message
 from schemas.runs import RunProfile
+from services._runtime.atomic_file import replacing
 from services._runtime.record_files import JobFileError, write_job_file
 
 _PARTS: Final[dict[str, type[Message]]] = {"task": TaskFeatures, "configuration": Configuration, "price": Price}
@@ -28,19 +28,15 @@ def export_records(path: Path, records: list[JobRecord], profiles: list[RunProfi
         return write_job_file(path, records, profiles)
     if path.suffix.lower() != ".csv":
         raise JobFileError(f"{path}: the name has to end in .parquet or .csv")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with tempfile.TemporaryDirectory() as directory, duckdb.connect() as connection:
+        with replacing(path) as draft, tempfile.TemporaryDirectory() as directory, duckdb.connect() as connection:
             whole = Path(directory) / "all.parquet"
             write_job_file(whole, records)
             columns = ", ".join(f'{expression} AS "{name}"' for name, expression in _columns())
             connection.read_parquet(str(whole)).create_view("records")
-            connection.sql(f"SELECT {columns} FROM records").write_csv(str(temporary))  # noqa: S608 - names are ours
-        temporary.replace(path)
+            connection.sql(f"SELECT {columns} FROM records").write_csv(str(draft))  # noqa: S608 - names are ours
     except (OSError, duckdb.Error) as error:
         raise JobFileError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return len(records)
 
 

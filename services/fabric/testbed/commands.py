@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import repeat
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services.fabric.model import Bfd
-from services.fabric.testbed.faults import Direction, Fault, FaultKind, alternating, repeated
+from services.fabric.testbed.faults import Direction, Fault, FaultKind, alternating
 from services.fabric.testbed.topology import LabSettings
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
             lab.inject(fault)
         else:
             timing = FaultTiming(seconds, (every or 2 * seconds) - seconds, 0.0, times if again else 1)
-            occurrences = _run_schedule(lab, alternating(fault) if alternate else repeated(fault), timing)
+            occurrences = _run_schedule(lab, alternating(fault) if alternate else repeat(fault), timing)
     except ValueError as error:
         raise CommandError(str(error)) from error
     if as_json:

@@ -6,15 +6,13 @@ Faults may be combined: what a port does follows from the whole set, so each can
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
 from services.fabric.testbed.topology import INTER_SWITCH_LINK, CableEnd, DualTor, PortState
-
-HEALTHY: Final = PortState()
 
 
 class FaultKind(StrEnum):
@@ -49,26 +47,6 @@ class Fault(BaseModel):
     switch: int = 1
     """At which switch; its number is also that of the host's uplink."""
     direction: Direction = Direction.BOTH
-
-    @classmethod
-    def link_down(cls, host: int, switch: int) -> Fault:
-        """Carrier loss."""
-        return cls(kind=FaultKind.LINK_DOWN, host=host, switch=switch)
-
-    @classmethod
-    def blackhole(cls, host: int, switch: int, direction: Direction = Direction.BOTH) -> Fault:
-        """Silent loss."""
-        return cls(kind=FaultKind.BLACKHOLE, host=host, switch=switch, direction=direction)
-
-    @classmethod
-    def switch_dead(cls, switch: int) -> Fault:
-        """A whole switch is gone."""
-        return cls(kind=FaultKind.SWITCH_DEAD, host=0, switch=switch)
-
-    @classmethod
-    def isl_lost(cls) -> Fault:
-        """The switches no longer reach each other directly."""
-        return cls(kind=FaultKind.ISL_LOST, host=0, switch=1)
 
     @property
     def stops_sending(self) -> bool:
@@ -129,15 +107,7 @@ def dead_switches(faults: Iterable[Fault]) -> frozenset[int]:
 
 def alternating(fault: Fault) -> Iterator[Fault]:
     """The same fault at both switches in turn, for ever, the given one first."""
-    while True:
-        yield fault
-        yield fault.model_copy(update={"switch": 3 - fault.switch})
-
-
-def repeated(fault: Fault) -> Iterator[Fault]:
-    """The same fault at the same place, for ever."""
-    while True:
-        yield fault
+    return itertools.cycle((fault, fault.model_copy(update={"switch": 3 - fault.switch})))
 
 
 def _affects(fault: Fault, switch: int, port: str) -> bool:

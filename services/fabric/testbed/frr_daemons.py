@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from services._host.boot_records import start_ticks
 from services.fabric.frr_text import DAEMON_PRIORITIES, FrrPaths
-from services.fabric.testbed.processes import StartedProcess, end, start_ticks
+from services.fabric.testbed.processes import StartedProcess, end
 
 _PATHS: Final = FrrPaths()
 BINARIES: Final = Path(_PATHS.binaries)

@@ -1,7 +1,7 @@
 """A dual-ToR lab: build, attach, inject faults, restore, remove.
 
     with Lab.up(LabSettings(hosts=3)) as lab:  # `with`: removed at the end
-        with lab.fault(Fault.blackhole(host=1, switch=2)):
+        with lab.fault(Fault(kind=FaultKind.BLACKHOLE, host=1, switch=2)):
             ...                                # processes of yours in lab.topology.hosts[0].application_netns
 
 `Lab.attach("tb")` finds one that `turnbuckle lab up` has made.
@@ -177,15 +177,6 @@ class Lab:
         took_s = time.monotonic() - started_s
         progress(f"every application reaches every other after {took_s:.1f} s")
         return took_s
-
-    def restart_frr(self, netns: str, *, at_once: bool = False) -> None:
-        """Stop one router's FRR (`at_once`: kill -9) and start it again with the same configuration.
-
-        Raises:
-            CommandError: it does not end, or does not start.
-        """
-        frr_daemons.stop([netns], at_once=at_once)
-        build.start_router(self.topology, self._state, netns)
 
     def start_reconcilers(self, progress: Progress = no_progress) -> None:
         """A reconciler for every host, also where the kernel lacks what rules need: it watches, and writes nothing.

@@ -1,15 +1,13 @@
 """The outage meter: how long traffic stood still, in send times, so that a late receiver does not count.
 
 with OutageMeter(lab) as meter:
-    measured = meter.measure(lambda switch: Fault.blackhole(1, switch), FaultTarget.OUT)
+    measured = meter.measure(fault_maker(FaultKind.BLACKHOLE), FaultTarget.OUT)
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from services._host.netns import inside
-from services._host.readiness import readable
+from services._runtime.child_process import AnsweringChild
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services.fabric.testbed.faults import Direction, Fault, FaultKind
@@ -28,7 +26,6 @@ from services.fabric.testbed.topology import SWITCHES, HostNode
 
 DOWN_S: Final = 2.0
 SETTLE_S: Final = 1.5
-PAUSE_MS: Final = 10.0
 _LEAD_S: Final = 0.3
 """Measured before each fault, for the floor."""
 _POLL_S: Final = 0.3
@@ -60,11 +57,6 @@ class Outage:
     floor_ms: float
     paused_ms: float
     """Longest pause of the sender itself meanwhile."""
-
-    @property
-    def disturbed(self) -> bool:
-        """The sender stood still itself: the machine was busy, and nothing can be said."""
-        return self.paused_ms > PAUSE_MS and self.paused_ms > self.outage_ms / 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +94,19 @@ class OutageMeter:
         cpu = max(os.sched_getaffinity(0))
         directions = (_stream(self._out, self._here, there), _stream(self._in, there, self._here))
         self._plan = StreamsPlan(directions, flows, rate_hz, cpu)
-        self._process: subprocess.Popen[str] | None = None
+        self._child: AnsweringChild | None = None
         self.realtime = False
         """Whether the streams run under SCHED_RR."""
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(  # noqa: S603 - our own process
-            isolated_command("services.fabric.testbed.streams", self._plan.write()),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self.realtime = bool(self._answer()["realtime"])
+        self._child = AnsweringChild(isolated_command("services.fabric.testbed.streams", self._plan.write()))
+        self.realtime = bool(self._ask()["realtime"])
         return self
 
     def __exit__(self, *_: object) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        child, self._child = self._child, None
+        if child is not None:
+            child.close(0)
 
     @property
     def directions(self) -> tuple[str, str]:
@@ -212,22 +197,13 @@ class OutageMeter:
         fields = {line.partition(":")[0].strip(): line.partition(":")[2].split() for line in lines}
         return {name: (int(values[1]), int(values[9])) for name, values in fields.items()}
 
-    def _ask(self, command: str) -> Any:
-        if self._process is None or self._process.stdin is None:
+    def _ask(self, command: str | None = None) -> Any:
+        if self._child is None:
             raise CommandError("the meter does not run: use it as a context manager")
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        if not readable([self._process.stdout], _REPLY_TIMEOUT_S):
-            raise UnavailableError(f"the meter's process does not answer within {_REPLY_TIMEOUT_S:g} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise UnavailableError(f"the meter's process has ended with {self._process.wait()}")
-        return json.loads(line)
+        try:
+            return self._child.ask(command, _REPLY_TIMEOUT_S)
+        except (TimeoutError, EOFError) as error:
+            raise UnavailableError(f"the meter's process {error}") from error
 
 
 def _stream(name: str, sender: HostNode, receiver: HostNode) -> StreamPlan:

@@ -7,11 +7,11 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel
 
+from services._host.boot_records import start_ticks
 from services._runtime.command.errors import CommandError
 
 END_TIMEOUT_S: Final = 5.0
@@ -32,15 +32,6 @@ class StartedProcess(BaseModel):
         with suppress(ChildProcessError):  # not our child: `up` was another process
             os.waitpid(self.pid, os.WNOHANG)
         return start_ticks(self.pid) == self.start_ticks
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None: it does not live."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 def end(processes: Sequence[StartedProcess], *, at_once: bool = False) -> None:

@@ -1,8 +1,7 @@
 """Periodic faults, as in thesis 3.5.2: 20 s down, 20 s up, at one switch or at both in turn.
 
-with FaultSchedule(lab, alternating(Fault.blackhole(1, 1)), FaultTiming(down_s=20, up_s=20)) as schedule:
-    ...                                                # a job
-print(schedule.occurrences)
+schedule = FaultSchedule(lab, alternating(Fault(kind=FaultKind.BLACKHOLE)), FaultTiming(down_s=20, up_s=20, times=9))
+schedule.run()
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Self
 
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
@@ -40,19 +38,17 @@ class Occurrence:
 
 
 class FaultSchedule:
-    """Carries a series of faults out, in the calling thread (`run`) or in one of its own (as a context manager)."""
+    """Carries a series of faults out."""
 
     def __init__(
         self, lab: Lab, faults: Iterable[Fault], timing: FaultTiming, report: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`faults` may be endless: `faults.alternating`, `faults.repeated`."""
+        """`faults` may be endless: `faults.alternating`, `itertools.repeat`."""
         self._lab = lab
         self._faults = faults
         self._rhythm = timing
         self._report = report
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
         self.occurrences: list[Occurrence] = []
 
     def run(self) -> None:
@@ -78,29 +74,6 @@ class FaultSchedule:
     def stop(self) -> None:
         """End `run`, from another thread."""
         self._stop.set()
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run_in_thread, name="faults", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop and restore.
-
-        Raises:
-            CommandError, OSError: what ended the series early.
-        """
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _run_in_thread(self) -> None:
-        try:
-            self.run()
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that joins this one
-            self._failure = error
 
     def _wait_until(self, due_s: float) -> bool:
         """Whether it was stopped meanwhile."""

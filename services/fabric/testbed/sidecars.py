@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services._host.boot_records import start_ticks
 from services._host.override_tables import PROTOCOL
+from services._runtime.child_process import log_tail
 from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services._runtime.service.settings import CommonSettings
@@ -23,7 +25,7 @@ from services.fabric.environment import fast_path_environment, reconciler_enviro
 from services.fabric.testbed import state_file
 from services.fabric.testbed.hosts import host_file
 from services.fabric.testbed.netlink import LabNetlink
-from services.fabric.testbed.processes import StartedProcess, start_ticks
+from services.fabric.testbed.processes import StartedProcess
 from services.fabric.testbed.state_file import LabState
 from services.fabric.testbed.topology import DualTor, HostNode
 from services.fastpath.settings import FastPathSettings
@@ -83,12 +85,12 @@ def _start(wanted: list[_Sidecar], state: LabState, report_progress: Callable[[s
     while True:
         for sidecar, process in zip(wanted, started, strict=True):
             if not process.is_alive:
-                raise UnavailableError(f"{sidecar.name} does not start:\n{_log_tail(sidecar.log)}")
+                raise UnavailableError(f"{sidecar.name} does not start:\n{log_tail(sidecar.log)}")
         idle, after_s = [one for one in wanted if not one.is_ready()], time.monotonic() - began_s
         if not idle and after_s >= _EARLY_EXIT_S:
             break
         if idle and after_s > _READY_TIMEOUT_S:
-            raise UnavailableError(f"{idle[0].name} is not at work after {after_s:.0f} s:\n{_log_tail(idle[0].log)}")
+            raise UnavailableError(f"{idle[0].name} is not at work after {after_s:.0f} s:\n{log_tail(idle[0].log)}")
         time.sleep(_POLL_S)
     report_progress(f"{', '.join(sidecar.name for sidecar in wanted)} run")
 
@@ -97,10 +99,6 @@ def fast_path_is_ready(netns: str) -> bool:
     """Whether a fast path receives kernel events: it adds its routing rule then, and removes it when it stops."""
     with LabNetlink(netns) as netlink:
         return PROTOCOL in netlink.rule_protocols()
-
-
-def _log_tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-2_000:]
 
 
 def _make_key(state: LabState) -> Path:

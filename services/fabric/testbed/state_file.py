@@ -15,8 +15,9 @@ from typing import Final
 from pydantic import BaseModel, Field, ValidationError
 
 from services._host.netns import NETNS_DIRECTORY
+from services._runtime.atomic_file import write_atomically
 from services._runtime.command.errors import CommandError, UnavailableError
-from services._runtime.file_lock import open_lock_file, try_flock
+from services._runtime.file_lock import lock_present_file
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.processes import StartedProcess
 from services.fabric.testbed.topology import LabSettings
@@ -64,9 +65,7 @@ def save(state: LabState) -> None:
     """Write it atomically."""
     directory = directory_of(state.settings.prefix)
     directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / "lab.json.new"
-    fresh.write_text(state.model_dump_json(indent=1), encoding="utf-8")
-    fresh.replace(directory / "lab.json")
+    write_atomically(directory / "lab.json", state.model_dump_json(indent=1))
 
 
 def forget(prefix: str) -> None:
@@ -89,11 +88,15 @@ def lock_lab(prefix: str) -> Iterator[None]:
     """
     if os.geteuid() != 0:
         raise UnavailableError("the lab makes network namespaces: sudo turnbuckle lab ...")
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
     path = DIRECTORY / f"{prefix}.lock"
-    descriptor = open_lock_file(path)
     try:
-        _lock(descriptor, path, prefix)
+        DIRECTORY.mkdir(parents=True, exist_ok=True)
+        descriptor = lock_present_file(path)
+    except FileNotFoundError:  # the last holder has just removed the directory
+        descriptor = None
+    if descriptor is None:
+        raise CommandError(f"another `turnbuckle lab` is at work on {prefix}; wait for it")
+    try:
         yield
         if load(prefix) is None:
             path.unlink(missing_ok=True)
@@ -101,16 +104,6 @@ def lock_lab(prefix: str) -> Iterator[None]:
                 DIRECTORY.rmdir()
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path, prefix: str) -> None:
-    try:
-        # Its last holder may have removed the file with its lab: then this lock excludes no other process.
-        same = try_flock(descriptor) and path.stat().st_ino == os.fstat(descriptor).st_ino
-    except OSError:
-        same = False
-    if not same:
-        raise CommandError(f"another `turnbuckle lab` is at work on {prefix}; wait for it")
 
 
 def inode_of(netns: str) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -12,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from services._runtime.child_process import die_with_parent
 from tests.bench.machine import descendants, process_cpu_ns
 
 _STOP_S: Final = 10.0
 _LINE_BYTES: Final = 1 << 20
-_PDEATHSIG: Final = 1
 
 
 class ProcessError(RuntimeError):
@@ -47,7 +46,7 @@ class Child:
                 env=kept | environment,
                 limit=_LINE_BYTES,
                 start_new_session=True,  # ctrl-C reaches the runner alone, which ends everything in order
-                preexec_fn=_end_with_parent,
+                preexec_fn=die_with_parent,
             )
         return cls(name, process, log)
 
@@ -113,7 +112,3 @@ class Child:
             await self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()  # not before: the allocator would tell itself to end, too
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)

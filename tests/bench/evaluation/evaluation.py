@@ -18,7 +18,7 @@ from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray, TextArray
 from services.advisor.core.table import Table
 from services.advisor.models.baselines.regressor_model import Fitted, Regressor
-from services.advisor.models.labels import top_labels
+from tests.bench.evaluation.labels import top_labels
 from tests.bench.evaluation.metrics import regret
 from tests.bench.evaluation.protocols import (
     FitsValidated,

@@ -15,7 +15,7 @@ from services.advisor.core.arrays import FloatArray
 from services.advisor.core.table import Table, training_rows
 from services.advisor.models.baselines.feature_preprocessing import Preprocessing
 from services.advisor.models.baselines.learned import Boosting, FittedLine, FittedTrees
-from services.advisor.models.labels import top_labels
+from tests.bench.evaluation.labels import top_labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
 from services.advisor.core.table import Table
-from services.advisor.models.labels import ranks
+from tests.bench.evaluation.labels import ranks
 from tests.bench.evaluation.rng import task_rng
 
 

@@ -8,22 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from schemas.jobs import Configuration, JobState
+from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName
 from services._runtime.record_files import JobFile
-from services.collector.emulator.checking import Predicted
+from services.collector.emulator.grid import expand, parse
+from services.collector.write_ahead_log import read_journal
 from tests.bench.advisor_live_check import (
     CheckFailedError,
+    Predicted,
     Promise,
-    asked_of,
     figures,
     joined,
+    make_runs,
     markdown,
     promised,
     record,
+    unmeasured,
     write_predictions,
 )
 from tests.support import training_jobs
+from tests.support.fake_trainer import FakeTrainer, expected_duration_s
 
 MODEL = ModelName(model="gp", version="gp-abc-s0", data_hash="abc", records=48, tasks=2, trained_ns=1)
 
@@ -43,16 +47,18 @@ def measured(
     time_s: float | None,
     cost_usd: float | None,
     state: JobState = JobState.SUCCEEDED,
-) -> dict[str, object]:
-    return {
-        "event": "check",
-        "task": one.task,
+) -> JobRecord:
+    where = one.prediction.configuration
+    return JobRecord(
+        job=f"{one.task}-{where.workers}",
+        dataset="d",
+        task=TaskFeatures(task=one.task),
         # the machine as the grid has it: more of it is known than was asked about
-        "configuration": one.prediction.configuration.model_copy(update={"vcpu": 0.5}).model_dump(mode="json"),
-        "state": state.value,
-        "measured_time_s": time_s,
-        "measured_cost_usd": cost_usd,
-    }
+        configuration=where.model_copy(update={"vcpu": 0.5}),
+        state=state,
+        duration_s=time_s,
+        cost_usd=cost_usd,
+    )
 
 
 def promise(*predictions: Predicted) -> Promise:
@@ -61,8 +67,8 @@ def promise(*predictions: Predicted) -> Promise:
 
 def test_each_prediction_gets_its_own_measurement_whatever_the_order() -> None:
     asked = [predicted(1), predicted(2), predicted(1, task="image-cnn")]
-    events = [{"event": "progress"}, *(measured(one, 1.0 + at, 0.01) for at, one in enumerate(asked))]
-    found = joined(asked, reversed(events))
+    runs = [measured(one, 1.0 + at, 0.01) for at, one in enumerate(asked)]
+    found = joined(asked, reversed(runs))
     assert [(one.task, one.predicted.configuration.workers, one.time_s) for one in found] == [
         ("text-dnn", 1, 1.0),
         ("text-dnn", 2, 2.0),
@@ -109,13 +115,13 @@ def test_a_prediction_without_a_price_is_judged_by_its_time_alone() -> None:
 
 def test_figures_count_what_can_be_judged() -> None:
     asked = [predicted(workers) for workers in (1, 2, 3, 4)]
-    events = [
+    runs = [
         measured(asked[0], 4.0, 0.01),  # right
         measured(asked[1], 5.0, 0.01),  # 20 % too little
         measured(asked[2], 1.0, 0.01),  # 300 % too much
         measured(asked[3], None, None, JobState.OUT_OF_MEMORY),
     ]
-    found = figures(one.time for one in joined(asked, events))
+    found = figures(one.time for one in joined(asked, runs))
     assert found == {
         "scored": 3,
         "inside": 2,
@@ -128,12 +134,12 @@ def test_figures_count_what_can_be_judged() -> None:
 
 def test_the_table_says_what_was_predicted_and_what_came() -> None:
     asked = [predicted(1), predicted(2, known=False, why_unknown="far away"), predicted(3, feasible=0.2)]
-    events = [
+    runs = [
         measured(asked[0], 4.0, 0.01),
         measured(asked[1], 25.0, 0.02, JobState.TIMED_OUT),
         measured(asked[2], None, None, JobState.OUT_OF_MEMORY),
     ]
-    lines = markdown(joined(asked, events), promise(*asked)).splitlines()
+    lines = markdown(joined(asked, runs), promise(*asked)).splitlines()
     assert lines[0].count("|") == lines[1].count("|")
     cost = "0.01 (0.005 - 0.02)"
     first, second, third = lines[2:5]
@@ -171,9 +177,56 @@ def test_predictions_are_fixed_before_the_run(tmp_path: Path) -> None:
     assert made.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+GRID = {
+    "tasks": ["text-dnn", "tabular-mlp"],
+    "instance_types": ["em-wide-16", "em-highcpu-16"],
+    "workers": [1, 2],
+    "batch_sizes": [16, 64],
+    "share": 0.5,
+}
+
+
+def of(rows) -> JobFile:
+    """Records of these runs."""
+    where = [(row.task, row.instance.configuration(row.workers, row.batch_size)) for row in rows]
+    made = [
+        JobRecord(job=f"job-{number}", dataset="d", task=TaskFeatures(task=task), configuration=at, duration_s=1.0,
+                  state=JobState.SUCCEEDED)
+        for number, (task, at) in enumerate(where)
+    ]  # fmt: skip
+    return JobFile(tuple(made), ())
+
+
+def test_what_the_grid_leaves_out_and_nobody_measured_is_asked_the_tasks_in_turn() -> None:
+    grid = parse(GRID, "grid.yaml")
+    taken = expand(grid, 2)
+    left = unmeasured(grid, 2, of(taken), 100)
+    # two types x two worker counts x two batch sizes a task, of which a half is drawn
+    assert [row.task for row in left] == ["text-dnn", "tabular-mlp"] * 4
+    assert {row.key for row in [*taken, *left]} == {row.key for row in expand(parse({**GRID, "share": 1.0}, "g"), 2)}
+    assert unmeasured(grid, 2, of(taken), 3) == left[:3]
+    assert set(unmeasured(grid, 2, of([*taken, left[0]]), 100)) == set(left[1:])
+    only_one_task = of([row for row in taken if row.task == "text-dnn"])
+    assert unmeasured(grid, 2, only_one_task, 100) == left[::2]
+
+
 def test_a_grid_that_leaves_out_nothing_is_told() -> None:
+    whole = parse({**GRID, "share": 1.0}, "grid.yaml")
     with pytest.raises(CheckFailedError, match="leaves out nothing"):
-        asked_of([{"event": "progress"}])
+        unmeasured(whole, 2, of(expand(whole, 2)), 10)
+
+
+def test_what_was_predicted_is_run_and_kept_apart(tmp_path: Path) -> None:
+    grid = parse(GRID, "grid.yaml")
+    found = of(expand(grid, 2))
+    rows, trainer = unmeasured(grid, 2, found, 3), FakeTrainer()
+    made = make_runs(grid, rows, found, tmp_path, trainer)
+    assert [one.duration_s for one in made] == [expected_duration_s(order) for order in trainer.orders]
+    assert [(order.task, order.workers, order.batch_size) for order in trainer.orders] == [
+        (row.task, row.workers, row.batch_size) for row in rows
+    ]
+    assert {one.dataset for one in made} == {"emulated-check"}
+    assert list(read_journal(tmp_path)) == made
 
 
 def test_what_is_asked_is_predicted_by_a_model_of_the_records() -> None:
@@ -184,15 +237,7 @@ def test_what_is_asked_is_predicted_by_a_model_of_the_records() -> None:
     found = JobFile(
         tuple(one for one in every if one not in left), tuple(training_jobs.profile(task) for task in tasks)
     )
-    events = [
-        {
-            "event": "unmeasured",
-            "task": one.task.model_dump(mode="json"),
-            "configuration": one.configuration.model_dump(mode="json"),
-        }
-        for one in left
-    ]
-    made = promised(found, asked_of(events), seed=0)
+    made = promised(found, [(one.task.task, one.configuration) for one in left], seed=0)
     assert made.model.records == len(every) - 3
     assert [(one.task, one.prediction.configuration) for one in made.predictions] == [
         (one.task.task, one.configuration) for one in left

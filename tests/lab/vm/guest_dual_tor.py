@@ -17,11 +17,11 @@ from services._host.netlink.objects import Filter
 from services._host.netns import inside, socket_in
 from services.fabric.model import Bfd
 from services.fabric.testbed import state_file
-from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.topology import HostNode, LabSettings
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.lab_events import LabEvents
+from tests.support.lab_faults import blackhole
 
 PACKETS = 200
 PORT = 7_001
@@ -89,7 +89,7 @@ def check(lab: Lab) -> dict[str, object]:
 
     rules = {host.name: filters(host) for host in lab.topology.hosts}
     events = {host.name: LabEvents(host.netns) for host in lab.topology.hosts}
-    with lab.fault(Fault.blackhole(1, 1)):
+    with lab.fault(blackhole(1, 1)):
         wait_for(lambda: lab.next_hops(1, 2) == lab.next_hops(2, 1) == {"p2"}, within_s=60.0, what="the way around")
         survived = cross(first, second)
         during = {host.name: filters(host) for host in lab.topology.hosts}

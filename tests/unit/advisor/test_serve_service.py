@@ -22,7 +22,6 @@ from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.record_files import write_job_file
-from services._runtime.service.app import run_in_process
 from services._runtime.settings_error import UnusableSettingsError
 from services.advisor.ports import TrainingFailedError, TrainingSet
 from services.advisor.records import Records
@@ -32,6 +31,7 @@ from services.advisor.training import train
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
+from tests.support.service_in_process import run_in_process
 from tests.support.training_jobs import features, profile, records
 
 TASKS = ("a", "b", "c")

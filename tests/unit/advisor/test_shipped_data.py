@@ -61,7 +61,7 @@ def test_the_datasheet_tells_its_figures(shipped: JobFile) -> None:
 
 
 def test_local_runs_that_were_cut_stand_beside_the_whole_ones(shipped: JobFile) -> None:
-    """With today's estimators' figures: a change of theirs must be followed by `--join`."""
+    """With today's estimators' figures: a change of theirs must be followed by `python -m tests.bench.dataset join`."""
     runs = {profile.run: profile for profile in shipped.profiles}
     whole = [one for one in shipped.profiles if one.end is RunEnd.FINISHED]
     found = [cut for one in whole for cut in cuts_of(one)]

@@ -12,7 +12,6 @@ from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._host.cgroup_snapshot import QuotaWriter
 from services._runtime.bus.api import NotPermittedError
-from services._runtime.service.app import run_in_process
 from services._runtime.settings_error import UnusableSettingsError
 from services.agent.memory.growth import MIB
 from services.agent.ports import WatchdogReport
@@ -24,6 +23,7 @@ from tests.support.bus.memory_kv import MemoryKeyValue
 from tests.support.deadline import until
 from tests.support.fake_backend import FakeBackend
 from tests.support.limit_orders import reserve_order, update
+from tests.support.service_in_process import run_in_process
 
 pytestmark = pytest.mark.virtual_time
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from schemas.apps import AppSpec
 from schemas.streams import APPS
-from services._runtime.service.app import run_in_process
 from services._runtime.telemetry.tracing import Span, span, trace_ids
 from services.agent.memory.events import LONGEST_TRACE_NS, TRACE_GAP_NS, TraceGroups
 from services.agent.service import Agent
@@ -18,6 +17,7 @@ from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.recorded_spans import RecordedSpans, recorded_spans
+from tests.support.service_in_process import run_in_process
 
 SCENARIO = [
     {

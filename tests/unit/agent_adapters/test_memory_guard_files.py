@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -174,7 +175,7 @@ def test_a_state_directory_that_goes_away_does_not_keep_limits_from_being_writte
 
 def test_leftovers_of_an_earlier_boot_are_not_touched(v1, monkeypatch):
     v1.handle().write_quota(30_000)
-    monkeypatch.setattr("services.agent.state_files._BOOT_ID", "/proc/version")
+    monkeypatch.setattr("services._host.boot_records.BOOT_ID", Path("/proc/version"))
     assert v1.host().release_leftovers() == []
     assert v1.kernel.value("cpu.cfs_quota_us") == "30000"
 

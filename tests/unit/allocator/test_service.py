@@ -20,7 +20,6 @@ from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._host.simulation.load_profile import demo_scenario
 from services._runtime.bus.api import BusError, RequestRefusedError
 from services._runtime.command.errors import CommandError
-from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.cycle import Outcome
@@ -31,6 +30,7 @@ from services.cli.apps.allocators import allocator_explain, allocator_state
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
+from tests.support.service_in_process import run_in_process
 
 pytestmark = pytest.mark.virtual_time
 

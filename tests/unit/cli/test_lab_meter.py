@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import contextmanager
+from itertools import repeat
 
 import pytest
 
 from services._runtime.command.errors import CommandError
-from services.fabric.testbed.faults import Fault, repeated
+from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.fabric.testbed.streams import StreamPlan, StreamsPlan, _Stream
+from tests.support.lab_faults import link_down, switch_dead
 
 MS = 1_000_000
 PLAN = StreamPlan("h1->h2", "a", "172.16.0.1", "b", "172.16.0.2")
@@ -109,7 +111,7 @@ class FakeLab:
 
 def test_a_series_restores_each_fault_before_the_next() -> None:
     lab = FakeLab()
-    schedule = FaultSchedule(lab, [Fault.link_down(1, 1), Fault.link_down(1, 2)], FaultTiming(0.001, 0.001))
+    schedule = FaultSchedule(lab, [link_down(1, 1), link_down(1, 2)], FaultTiming(0.001, 0.001))
 
     schedule.run()
 
@@ -117,23 +119,25 @@ def test_a_series_restores_each_fault_before_the_next() -> None:
         *("inject link-down h1-s1", "restore link-down h1-s1"),
         *("inject link-down h1-s2", "restore link-down h1-s2"),
     ]
-    assert [occurrence.injected_ns for occurrence in schedule.occurrences] == [1, 1]
+    assert [one.fault for one in schedule.occurrences] == [link_down(1, 1), link_down(1, 2)]
 
 
 def test_a_series_that_is_stopped_restores_what_is_broken() -> None:
     lab = FakeLab()
     broken = threading.Event()
     rhythm = FaultTiming(60.0, 60.0, lead_s=0.0)
-    with FaultSchedule(lab, repeated(Fault.switch_dead(1)), rhythm, lambda _: broken.set()) as schedule:
-        assert broken.wait(5)
+    schedule = FaultSchedule(lab, repeat(switch_dead(1)), rhythm, lambda _: broken.set())
+    thread = threading.Thread(target=schedule.run)
+    thread.start()
+    assert broken.wait(60)
+    schedule.stop()
+    thread.join(60)
 
     assert lab.acts == ["inject switch-dead s1", "restore switch-dead s1"]
-    assert len(schedule.occurrences) == 1
+    assert [one.fault for one in schedule.occurrences] == [switch_dead(1)]
 
 
-def test_a_series_that_fails_in_its_thread_says_so_at_the_end() -> None:
-    with (
-        pytest.raises(CommandError, match="no such port"),
-        FaultSchedule(FakeLab(broken=True), repeated(Fault.link_down(1, 1)), FaultTiming(0.001, 0.0)) as schedule,
-    ):
-        schedule._thread.join(5)
+def test_a_fault_that_cannot_be_injected_ends_the_series() -> None:
+    schedule = FaultSchedule(FakeLab(broken=True), repeat(link_down(1, 1)), FaultTiming(0.001, 0.0))
+    with pytest.raises(CommandError, match="no such port"):
+        schedule.run()

@@ -32,7 +32,7 @@ def test_a_chosen_directory_in_use_is_refused(tmp_path: Path) -> None:
 def test_one_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(CommandError, match="cannot be made: Not a directory; use --store"),
+        pytest.raises(CommandError, match="cannot be made or locked: Not a directory; use --store"),
         hold_run_directory(tmp_path / "file" / "run"),
     ):
         pass

@@ -70,7 +70,7 @@ def test_two_nodes_are_one_application_and_a_silent_node_is_forgotten() -> None:
     state.add_batch(batch(0, [Row("a-000000000000")], node="n1"))
     state.add_batch(batch(0, [Row("b-000000000000")], node="n2"))
 
-    assert state.apps["shop"].quota_sum_us == 40_000
+    assert sum(container.quota_us for container in state.apps["shop"].containers) == 40_000
 
     for tick in range(1, 40):
         state.add_batch(batch(tick, [Row("b-000000000000")], node="n2"))

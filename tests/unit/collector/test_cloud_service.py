@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from schemas.streams import JOB_STREAM
-from services._runtime.service.app import run_in_process
 from services._runtime.settings_error import SettingsError, UnusableSettingsError
 from services.collector.cloud.providers import open_providers
 from services.collector.service import Collector
@@ -23,6 +22,7 @@ from tests.support.deadline import until
 from tests.support.fake_google_cloud import FakeGoogleCloud, HttpFailure
 from tests.support.grid_files import grid_requests
 from tests.support.job_records import job_record
+from tests.support.service_in_process import run_in_process
 
 pytestmark = pytest.mark.virtual_time
 

@@ -10,12 +10,12 @@ import pytest
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from services._runtime.bus.api import BusUnavailableError
-from services._runtime.clock import ManualClock
 from services.collector.publishing import Publisher
 from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.job_records import job_record, run_profile
+from tests.support.manual_clock import ManualClock
 
 ROOT = "lab"
 

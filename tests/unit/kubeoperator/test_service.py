@@ -26,12 +26,12 @@ from schemas.registry import ALLOCATOR_STATE, KUBEOPERATOR_STATE
 from schemas.streams import APPS, POD_SELECTORS
 from schemas.subjects import CONTAINER_EVENTS
 from services._runtime.bus.api import Delivery
-from services._runtime.service.app import run_in_process
 from services.kubeoperator.service import Kubeoperator
 from services.kubeoperator.settings import KubeoperatorSettings
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.kubernetes_api import KubernetesApi, Manifest
+from tests.support.service_in_process import run_in_process
 
 pytestmark = pytest.mark.timeout(240)
 DEADLINE_S = 90.0

@@ -9,11 +9,12 @@ import sys
 import pytest
 
 from schemas.subjects import CFS, LIMIT_UPDATES
-from services._runtime.service.app import run, run_in_process
+from services._runtime.service.app import run
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.bus_lab import node_info, number_of
 from tests.support.deadline import until
+from tests.support.service_in_process import run_in_process
 from tests.support.tiny_service import TinyService, TinySettings
 
 

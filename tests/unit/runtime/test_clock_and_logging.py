@@ -10,8 +10,9 @@ import logging
 import pytest
 import structlog
 
-from services._runtime.clock import ManualClock, SystemClock
+from services._runtime.clock import SystemClock
 from services._runtime.telemetry.logging import LogLimiter, get_logger, log_once, setup_logging
+from tests.support.manual_clock import ManualClock
 
 
 @pytest.fixture(autouse=True)

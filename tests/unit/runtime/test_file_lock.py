@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.file_lock import FileLock, LockHeldError, open_lock_file, try_flock, try_process_lock
+from services._runtime import file_lock
+from services._runtime.file_lock import (
+    FileLock,
+    LockHeldError,
+    lock_present_file,
+    open_lock_file,
+    try_flock,
+    try_process_lock,
+)
 
 
 @pytest.fixture
@@ -112,3 +120,28 @@ def test_one_process_may_not_hold_two_open_files(path: Path) -> None:
 def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         FileLock(tmp_path / "absent" / "x.lock", b"1")
+
+
+def test_a_file_that_is_held_is_not_locked_again_and_one_that_was_removed_is_made_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder removes it between our opening and locking of it: that lock would exclude nobody."""
+    first = lock_present_file(path)
+    assert first is not None
+    assert lock_present_file(path) is None
+
+    opened: list[int] = []
+
+    def open_and_lose(path: Path) -> int:
+        opened.append(open_lock_file(path))
+        if len(opened) == 1:
+            path.unlink()
+            os.close(first)
+        return opened[-1]
+
+    monkeypatch.setattr(file_lock, "open_lock_file", open_and_lose)
+    second = lock_present_file(path)
+    assert second == opened[-1]
+    assert len(opened) == 2
+    assert os.path.samestat(os.fstat(second), path.stat())
+    os.close(second)

@@ -16,11 +16,11 @@ from schemas.streams import NODES, RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_STATE
 from services._runtime.bus.api import BusError, BusUnavailableError, Delivery
 from services._runtime.bus.name_registration import Holder, NameHolder, NameTakenError, Registration
-from services._runtime.clock import ManualClock
 from services._runtime.telemetry.logging import get_logger
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.examples import examples
+from tests.support.manual_clock import ManualClock
 
 TTL_S = RECONCILERS.ttl_s or 0.0
 HEARTBEAT_S = 5.0

@@ -11,7 +11,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._host.simulation.load_profile import ScenarioError, load_scenario
 from services._runtime.command.errors import BadFileError
 from services._runtime.command.yaml_file import MAX_VALUES, BoundedLoader
 from services.cli.advise.job_yaml import load_job
@@ -26,9 +25,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "job.yaml": load_job,
     "mapping.yaml": read_mapping,
     "grid.yaml": read,
-    "scenario.yaml": lambda path: load_scenario(str(path)),
 }
-ERRORS = (BadFileError, BadGridError, MappingError, ScenarioError)
+ERRORS = (BadFileError, BadGridError, MappingError)
 
 
 def laughs(levels: int, width: int = 10) -> str:

@@ -26,9 +26,6 @@ TABLE_4_1: Final = (
 )  # fmt: skip
 """The static features of the thesis, as beginnings of names; ``attr.`` is what an imported set has in their place."""
 
-WITH_LOCAL: Final = ("task.", "config.", "local.")
-"""Everything static that is known, the local run's duration included: beyond the thesis."""
-
 LAYER_SEGMENTS: Final = 8
 """Parts of equal length that the ordered layers are told by, whatever the depth."""
 _FLAT: Final = 1e-12

@@ -13,11 +13,9 @@ import torch
 from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray
 from services.advisor.core.table import SECONDS_PER_HOUR, Table, training_rows
-from services.advisor.models.labels import top_labels
 from services.advisor.models.thesis_bilstm.inputs import TABLE_4_1, Inputs
 from services.advisor.models.thesis_bilstm.network import Architecture, Output
 from services.advisor.models.thesis_bilstm.training import (
-    CLASSIFICATION,
     EPOCHS,
     REGRESSION,
     LabelledRows,
@@ -102,19 +100,6 @@ class FittedRegressor(FittedNetwork):
         return np.asarray(values * (SECONDS_PER_HOUR if self.architecture.objective is Objective.TIME else 1.0))
 
 
-@dataclass(frozen=True, eq=False)
-class FittedClassifier(FittedNetwork):
-    """A network of Figure 4.3."""
-
-    def probability(self, table: Table) -> FloatArray:
-        """Return the sigmoid's output."""
-        return np.asarray(torch.sigmoid(torch.from_numpy(self.before_output(table))).numpy())
-
-    def score(self, table: Table) -> FloatArray:
-        """Return the probability's log odds: the same order, without ties where the sigmoid saturates."""
-        return self.before_output(table)
-
-
 @dataclass(frozen=True, slots=True)
 class ThesisRegressor:
     """Predicts cost (Huber loss) or time (Poisson loss) as in Figure 4.2."""
@@ -137,64 +122,32 @@ class ThesisRegressor:
 
     def fit_validated(self, table: Table, validation: Table | None, *, seed: int) -> FittedRegressor:
         """Fit as `fit` does, and record the loss on validation rows; the weights are the same."""
-        rows = _enough(training_rows(table, self.target))
+        rows = at_least_two(training_rows(table, self.target))
         values = thesis_values(rows, self.target)
         unit, inputs = self.unit.of(self.target, values), Inputs.fit(rows, self.statics)
         architecture = Architecture.regression(self.target, self.output, inputs.static_width)
         recipe = with_epochs(REGRESSION[self.target], self.epochs, self.beta_1)
-        training_set = _training_set(inputs, rows, values / unit)
-        seen = _completed(validation, self.target)
-        watch = None if seen is None else _training_set(inputs, seen, thesis_values(seen, self.target) / unit)
+        training_set = labelled_rows(inputs, rows, values / unit)
+        seen = completed_rows(validation, self.target)
+        watch = None if seen is None else labelled_rows(inputs, seen, thesis_values(seen, self.target) / unit)
         trained = train(architecture, recipe, training_set, watch, seed)
         curves = {name: each * (unit if "RMSE" in name else 1.0) for name, each in trained.curves.items()}
         return FittedRegressor(inputs, architecture, Trained(trained.tensors, curves), unit)
 
 
-@dataclass(frozen=True, slots=True)
-class ThesisClassifier:
-    """Classifies top configurations as in Figure 4.3."""
-
-    target: Objective
-    name: str = "thesis classifier"
-    statics: tuple[str, ...] = TABLE_4_1
-    epochs: int = EPOCHS
-    beta_1: float = 0.9
-
-    def fit(self, table: Table, *, seed: int) -> FittedClassifier:
-        """Learn the labels of the rows whose value is known: top five of their task and within 1.5 times its minimum.
-
-        Raises:
-            ValueError: There are fewer than two rows.
-        """
-        return self.fit_validated(table, None, seed=seed)
-
-    def fit_validated(self, table: Table, validation: Table | None, *, seed: int) -> FittedClassifier:
-        """Fit as `fit` does, and record the loss on validation rows; the weights are the same."""
-        rows = _enough(training_rows(table, self.target))
-        inputs = Inputs.fit(rows, self.statics)
-        architecture = Architecture.classification(self.target, inputs.static_width)
-        recipe = with_epochs(CLASSIFICATION, self.epochs, self.beta_1)
-        training_set = _training_set(inputs, rows, _labels(rows, self.target))
-        seen = _completed(validation, self.target)
-        watch = None if seen is None else _training_set(inputs, seen, _labels(seen, self.target))
-        return FittedClassifier(inputs, architecture, train(architecture, recipe, training_set, watch, seed))
-
-
-def _enough(rows: Table) -> Table:
+def at_least_two(rows: Table) -> Table:
+    """Return the rows. Raises ValueError: there are fewer than two."""
     if len(rows) < _LEAST_ROWS:
         raise ValueError("the thesis' networks need at least two jobs that ran through")
     return rows
 
 
-def _completed(table: Table | None, objective: Objective) -> Table | None:
+def completed_rows(table: Table | None, objective: Objective) -> Table | None:
     """Return the rows with a known value, or None where there is none."""
     rows = None if table is None else table.select(table.completed(objective))
     return rows if rows is not None and len(rows) else None
 
 
-def _labels(rows: Table, objective: Objective) -> BoolArray:
-    return top_labels(rows.task, rows.value(objective))
-
-
-def _training_set(inputs: Inputs, rows: Table, targets: FloatArray | BoolArray) -> LabelledRows:
+def labelled_rows(inputs: Inputs, rows: Table, targets: FloatArray | BoolArray) -> LabelledRows:
+    """Return the rows as a network's inputs, with their targets."""
     return LabelledRows(inputs.apply(rows), torch.from_numpy(targets.astype(np.float32)))

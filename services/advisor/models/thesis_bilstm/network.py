@@ -76,12 +76,6 @@ class Architecture:
         norm = Norm.STATIC if objective is Objective.TIME else Norm.NONE
         return Architecture(objective, output, norm, static_width)
 
-    @staticmethod
-    def classification(objective: Objective, static_width: int) -> Architecture:
-        """Figure 4.3: batch normalisation everywhere for cost, in the static part only for time."""
-        norm = Norm.STATIC if objective is Objective.TIME else Norm.EVERYWHERE
-        return Architecture(objective, Output.SIGMOID, norm, static_width)
-
 
 def _dense(inputs: int, units: Sequence[int], *, norm: bool) -> nn.Sequential:
     layers: list[nn.Module] = []

@@ -66,9 +66,6 @@ REGRESSION: Final[Mapping[Objective, Recipe]] = {
 }
 """Table 4.3."""
 
-CLASSIFICATION: Final = Recipe(Loss.CROSS_ENTROPY, 1e-4)
-"""Section 4.5.1; it gives no epochs and no batch size for the classifiers: those of Table 4.3 are taken."""
-
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:

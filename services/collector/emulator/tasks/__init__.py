@@ -21,7 +21,6 @@ TASKS: Final = {
     "text-transformer": f"{_PACKAGE}.text_transformer",
 }
 """Module of each task; it holds a `TASK`."""
-TASK_REPEATED: Final = "image-cnn-x20"
 _REPEATED: Final = re.compile(r"(?P<task>.+)-x(?P<factor>[1-9][0-9]{0,3})")
 
 

@@ -12,7 +12,6 @@ from services.advisor.core.table import Table
 from services.advisor.models.thesis_bilstm.inputs import (
     LAYER_SEGMENTS,
     TABLE_4_1,
-    WITH_LOCAL,
     Inputs,
     Rows,
     SeriesScale,
@@ -49,7 +48,7 @@ def test_statics_are_those_of_table_4_1(table: Table) -> None:
 
 
 def test_the_local_run_can_be_among_the_statics(table: Table) -> None:
-    used = _used(Inputs.fit(table, WITH_LOCAL), table)
+    used = _used(Inputs.fit(table, ("task.", "config.", "local.")), table)
     assert "task.samples_per_epoch" in used
     assert not [name for name in used if name.startswith("series.")]
 

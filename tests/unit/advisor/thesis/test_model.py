@@ -13,17 +13,17 @@ from services.advisor.core.table import Table
 from services.advisor.core.trained_model import Algorithm
 from services.advisor.model_file import Header, libraries, pack, unpack
 from services.advisor.models.baselines.regressor_model import Fitted, RegressorAlgorithm
-from services.advisor.models.labels import top_labels
 from services.advisor.models.thesis_bilstm.model import (
     THESIS_MEAN,
-    ThesisClassifier,
     ThesisRegressor,
     Unit,
     thesis_values,
 )
 from services.advisor.models.thesis_bilstm.network import Output
 from tests.bench.evaluation.evaluation import evaluate_left_out, evaluate_split, leave_one_task_out, random_split
+from tests.bench.evaluation.labels import top_labels
 from tests.bench.evaluation.protocols import FittedCurves, FittedRanker, ranking_of
+from tests.bench.evaluation.thesis_classifier import ThesisClassifier
 from tests.support.thesis_jobs import jobs, local_run, table_of
 
 EPOCHS = 3

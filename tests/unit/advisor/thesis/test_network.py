@@ -10,6 +10,7 @@ from schemas.predictions import Objective
 from services.advisor.core.encoder import SERIES_CHANNELS, SERIES_STEPS
 from services.advisor.models.thesis_bilstm.inputs import Rows
 from services.advisor.models.thesis_bilstm.network import Architecture, Network, Norm, Output, Sizes, initialised
+from tests.bench.evaluation.thesis_classifier import classification
 
 WIDTH = 9
 PLAIN, NORMED = ["Linear", "ReLU"], ["Linear", "ReLU", "BatchNorm1d"]
@@ -17,10 +18,6 @@ PLAIN, NORMED = ["Linear", "ReLU"], ["Linear", "ReLU", "BatchNorm1d"]
 
 def _regression(objective: Objective) -> Architecture:
     return Architecture.regression(objective, Output.SOFTPLUS, WIDTH)
-
-
-def _classification(objective: Objective) -> Architecture:
-    return Architecture.classification(objective, WIDTH)
 
 
 def _network(architecture: Architecture, seed: int = 0) -> Network:
@@ -47,8 +44,8 @@ def _kinds(layers: nn.Module) -> list[str]:
     [
         pytest.param(_regression(Objective.COST), PLAIN * 2, PLAIN, PLAIN * 2, [], id="4.2 cost: no normalisation"),
         pytest.param(_regression(Objective.TIME), NORMED * 2, PLAIN, PLAIN * 2, PLAIN, id="4.2 time: static, a layer"),
-        pytest.param(_classification(Objective.COST), NORMED * 2, NORMED, NORMED * 2, [], id="4.3 cost: everywhere"),
-        pytest.param(_classification(Objective.TIME), NORMED * 2, PLAIN, PLAIN * 2, PLAIN, id="4.3 time: static"),
+        pytest.param(classification(Objective.COST, WIDTH), NORMED * 2, NORMED, NORMED * 2, [], id="4.3 cost: all"),
+        pytest.param(classification(Objective.TIME, WIDTH), NORMED * 2, PLAIN, PLAIN * 2, PLAIN, id="4.3 time: static"),
     ],
 )
 def test_layers(
@@ -80,11 +77,11 @@ def test_last_activations() -> None:
     }
     for output, values in expected.items():
         torch.testing.assert_close(output.of(before), torch.tensor(values), atol=1e-5, rtol=0.0)
-    assert _classification(Objective.COST).output is Output.SIGMOID
+    assert classification(Objective.COST, WIDTH).output is Output.SIGMOID
     assert _regression(Objective.COST).output is Output.SOFTPLUS
 
 
-@pytest.mark.parametrize("architecture", [_classification(Objective.COST), _regression(Objective.TIME)])
+@pytest.mark.parametrize("architecture", [classification(Objective.COST, WIDTH), _regression(Objective.TIME)])
 def test_encoding_a_series_once_per_task_is_the_same_as_once_per_row(architecture: Architecture) -> None:
     """Outputs and gradients, in training, where batch normalisation counts rows."""
     rows = _rows()
@@ -113,14 +110,14 @@ def test_a_task_without_series_does_not_see_those_of_others() -> None:
 
 
 def test_rows_do_not_depend_on_their_order() -> None:
-    network, rows = _network(_classification(Objective.COST)).eval(), _rows()
+    network, rows = _network(classification(Objective.COST, WIDTH)).eval(), _rows()
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         torch.testing.assert_close(network(rows.take(order)), network(rows)[order])
 
 
 def test_weights_are_drawn_from_the_seed_alone() -> None:
-    architecture = _classification(Objective.COST)
+    architecture = classification(Objective.COST, WIDTH)
     torch.manual_seed(5)
     state = torch.get_rng_state()
     first = _network(architecture, 7).state_dict()

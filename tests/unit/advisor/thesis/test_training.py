@@ -14,7 +14,6 @@ from services.advisor.models.thesis_bilstm.inputs import Rows
 from services.advisor.models.thesis_bilstm.network import Architecture, Output, initialised
 from services.advisor.models.thesis_bilstm.training import (
     BATCH_ROWS,
-    CLASSIFICATION,
     EPOCHS,
     REGRESSION,
     LabelledRows,
@@ -25,6 +24,7 @@ from services.advisor.models.thesis_bilstm.training import (
     restored,
     train,
 )
+from tests.bench.evaluation.thesis_classifier import CLASSIFICATION
 
 WIDTH = 6
 

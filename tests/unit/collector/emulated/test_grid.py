@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from services.collector.emulator.grid import (
     SHIPPED,
     BadGridError,
+    draw_configurations,
     expand,
     grid_digest,
     is_contended,
     parse,
     read,
-    unmeasured,
 )
 from services.collector.emulator.instance_types import CATALOGUE, InstanceType, snapshot
 from services.collector.emulator.tasks import TASKS
@@ -81,21 +81,14 @@ def test_a_share_repeats_and_repeats_are_counted():
         assert sorted(row.repeat for row in of_key) == [0, 1, 2]
 
 
-def test_what_a_share_leaves_out_is_unmeasured():
-    grid = parse({**SMALL, "share": 0.5}, "g")
-    taken, left = expand(grid, 2), unmeasured(grid, 2, 100)
-    assert len(taken) == 10
-    assert len(left) == 10
-    assert not set(keys(taken)) & set(keys(left))
-    assert [row.task for row in left[:4]] == ["text-dnn", "tabular-mlp"] * 2  # in turn
-    assert unmeasured(grid, 2, 3) == left[:3]
-
-
 @given(share=st.floats(0.01, 1.0), seed=st.integers(0, 1000))
-def test_taken_and_unmeasured_are_together_all(share, seed):
+def test_what_is_drawn_and_what_is_left_out_are_together_all(share, seed):
     grid = parse({**SMALL, "share": share, "seed": seed}, "g")
     everything = set(keys(expand(parse({**SMALL, "seed": seed}, "g"), 2)))
-    taken, left = keys(expand(grid, 2)), keys(unmeasured(grid, 2, 1000))
+    taken, left = (
+        keys(expand(grid, 2)),
+        keys(row for task in grid.tasks for row in draw_configurations(grid, task, 2)[1]),
+    )
     assert sorted([*taken, *left]) == sorted(everything)
     assert taken
 
@@ -162,7 +155,6 @@ def test_the_shipped_grid_is_what_the_datasheet_says():
     assert len(rows) >= 450
     assert sum(row.contended for row in rows) < 0.1 * len(rows)
     assert any(row.repeat == 2 for row in rows)
-    assert len(unmeasured(grid, 2, 10)) == 10
     assert grid.local_run is not None
     assert grid.local_run.workers == 3
     for task in grid.tasks:  # thesis: 56 to 126 configurations a task

@@ -10,10 +10,10 @@ from hypothesis import given
 
 from services._host.fast_path_heartbeat import Beat, decode_beat, encode_beat
 from services._host.override_tables import OverrideTables
-from services._runtime.clock import ManualClock
 from services.reconciler import fast_path_guard
 from services.reconciler.fast_path_guard import DEFAULT_TIMEOUT_S, MARGIN_S, RETRY_S, FastPathGuard, HeartbeatTimeout
 from tests.support.deadline import until
+from tests.support.manual_clock import ManualClock
 
 BEAT = Beat(OverrideTables(300, 95), 0.5)
 LIMIT_S = DEFAULT_TIMEOUT_S + MARGIN_S

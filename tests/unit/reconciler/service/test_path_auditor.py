@@ -9,7 +9,6 @@ from schemas.network import RouteKind
 from services._host.frr import Frr
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
 from services._host.override_tables import OverrideTables
-from services._runtime.clock import ManualClock
 from services.reconciler.inaccessible import MAX_QUERIES, destinations_to_query, read_inaccessible, show_bgp_command
 from services.reconciler.path_auditor import PathAuditor
 from services.reconciler.path_comparison import FrrState, PathComparison, Sessions, read_routes, read_sessions
@@ -17,6 +16,7 @@ from services.reconciler.ports import MalformedReplyError
 from tests.support.deadline import until
 from tests.support.fake_frr import FakeFrr
 from tests.support.fake_network import UPLINKS, FakeDaemons, mac
+from tests.support.manual_clock import ManualClock
 from tests.support.reconciler_lab import memory_lab
 
 VTEP = "10.255.0.2"

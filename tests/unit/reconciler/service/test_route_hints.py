@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RouteKind
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS
 from services._host.frr_drain import drained
-from services._runtime.clock import ManualClock
 from services.reconciler.drain_watch import POLL_INTERVAL_S, REPUBLISH_INTERVAL_S, DrainWatch
 from services.reconciler.hints import (
     DRAIN_HINT_EXPIRY_S,
@@ -20,6 +19,7 @@ from services.reconciler.hints import (
 )
 from tests.support.deadline import until
 from tests.support.fake_network import LOCAL, UPLINKS, FakeDaemons, mac
+from tests.support.manual_clock import ManualClock
 from tests.support.reconciler_lab import memory_lab
 
 pytestmark = pytest.mark.virtual_time

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.advisor.models.labels import TOP_COUNT, TOP_FACTOR, ranks, top_labels
+from tests.bench.evaluation.labels import TOP_COUNT, TOP_FACTOR, ranks, top_labels
 
 VALUES = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=40)
 

@@ -1,13 +1,24 @@
-"""Figures of a collection for its datasheet: what was measured, how it ended, how much repeats differ. Pure."""
+"""The shipped data set's file and its datasheet's figures: ``python -m tests.bench.dataset join|figures ...``.
+
+``join OUT FILE...`` writes one Parquet file of several campaigns' records and local runs, with the truncated variants
+of finished local runs; ``figures FILE`` prints docs/dataset.md's tables.
+"""
 
 from __future__ import annotations
 
+import argparse
+import math
 import statistics
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from schemas.jobs import JobRecord, JobState
 from schemas.runs import RunEnd, RunProfile
+from services._runtime.record_files import JobFileError, read_job_file, write_job_file
+from services.collector.profiler.cutting import with_cuts
+from tests.bench.outcome import UNAVAILABLE, say
 
 
 def configuration_of(record: JobRecord) -> tuple[str, str, int, int]:
@@ -99,3 +110,48 @@ def _cut(profile: RunProfile, whole_s: float) -> str:
         said = f"{estimated:.1f} | {estimated / whole_s - 1:+.0%} | {float(estimates['rate_error']):.0%}"
     samples = profile.workers[0].samples
     return f"| {profile.task.task} | {profile.duration_s:.1f} | {whole_s:.1f} | {samples} | {said} |"
+
+
+def join(out: Path, files: Sequence[Path], busy_load: float) -> None:
+    """Write one file of all records and local runs; from a load average of `busy_load` on, a run is contended.
+
+    Raises:
+        JobFileError: a file cannot be read or written.
+    """
+    found = [read_job_file(file) for file in files]
+    jobs = {job.job: _marked_contended(job, busy_load) for one in found for job in one.records}
+    runs = with_cuts(run for one in found for run in one.profiles)
+    write_job_file(out, list(jobs.values()), runs)
+    say(f"{len(jobs)} records and {len(runs)} local runs in {out}")
+
+
+def _marked_contended(record: JobRecord, busy_load: float) -> JobRecord:
+    """Mark a record as contended if other work had the CPUs, by the load average."""
+    busy = record.load_average is not None and record.load_average >= busy_load
+    return record.model_copy(update={"contended": True}) if busy else record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join files, or print figures of one; 69 where a file cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.dataset", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    joining = commands.add_parser("join", help="write what FILES hold as one file")
+    joining.add_argument("out", type=Path)
+    joining.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    joining.add_argument("--busy-load", type=float, default=math.inf, help="load average of other work (default: none)")
+    commands.add_parser("figures", help="print the datasheet's tables").add_argument("file", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "join":
+            join(options.out, options.files, options.busy_load)
+        else:
+            found = read_job_file(options.file)
+            print(markdown(found.records, found.profiles))
+    except JobFileError as error:
+        print(error, file=sys.stderr)
+        return UNAVAILABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
