@@ -103,8 +103,14 @@ JOB_STREAM: Final = StreamSpec("JOB", (JOB_RECORDS,), max_age_s=0.0, max_bytes=6
 """The advisor's training data: some 50,000 records."""
 PREDICTION_STREAM: Final = StreamSpec("PREDICTION", (PREDICTIONS,), max_age_s=30 * _DAY_S, max_bytes=16 * _MIB)
 STREAMS: Final = (
-    CONTAINER_STREAM, OOM_STREAM, ROUTE_STREAM, TC_STREAM, RUN_STREAM, JOB_STREAM, PREDICTION_STREAM,
-)  # fmt: skip
+    CONTAINER_STREAM,
+    OOM_STREAM,
+    ROUTE_STREAM,
+    TC_STREAM,
+    RUN_STREAM,
+    JOB_STREAM,
+    PREDICTION_STREAM,
+)
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
 LEASES: Final = BucketSpec("leases", "live allocator replicas, and the lease of each application: owner and epoch")

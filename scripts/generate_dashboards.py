@@ -36,9 +36,12 @@ PARTS: Final = (
     Part("network", "Network: rules, paths, fast path", ("turnbuckle_reconciler_", "turnbuckle_fast_path_")),
     Part("learning", "Collector and advisor", ("turnbuckle_collector_", "turnbuckle_advisor_")),
     Part("kubeoperator", "Kubernetes operator", ("turnbuckle_kubeoperator_",)),
-    Part("bus", "Bus, processes and telemetry", ("turnbuckle_bus_", "turnbuckle_telemetry_", "turnbuckle_build_",
-                                                 "turnbuckle_event_")),
-)  # fmt: skip
+    Part(
+        "bus",
+        "Bus, processes and telemetry",
+        ("turnbuckle_bus_", "turnbuckle_telemetry_", "turnbuckle_build_", "turnbuckle_event_"),
+    ),
+)
 OVERVIEW: Final = (
     "turnbuckle_allocator_applications",
     "turnbuckle_agent_containers",
@@ -89,8 +92,11 @@ def panel(metric: MetricSpec, number: int, position: dict[str, int]) -> dict[str
     lines = " ".join(f"{{{{{label}}}}}" for label in labels)
     title = metric.description[0].upper() + metric.description[1:]
     defaults: dict[str, Any] = {
-        "unit": unit(metric), "min": 0, "noValue": empty(metric), "custom": {"fillOpacity": 10, "showPoints": "never"},
-    }  # fmt: skip
+        "unit": unit(metric),
+        "min": 0,
+        "noValue": empty(metric),
+        "custom": {"fillOpacity": 10, "showPoints": "never"},
+    }
     if metric.name.endswith("_info"):
         defaults |= {"max": 1, "decimals": 0}
     return {
@@ -114,10 +120,18 @@ def dashboard(file: str, title: str, metrics: list[MetricSpec], across: int) -> 
         for at, metric in enumerate(metrics)
     ]
     instance = {
-        "name": "instance", "label": "process", "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
+        "name": "instance",
+        "label": "process",
+        "type": "query",
+        "datasource": SOURCE,
+        "refresh": 2,
+        "sort": 1,
         "query": {"query": "label_values(turnbuckle_build_info, instance)", "refId": "instance"},
-        "includeAll": True, "multi": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"},
-    }  # fmt: skip
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
     return {
         "uid": f"turnbuckle-{file}",
         "title": f"Turnbuckle: {title}" if file == "overview" else title,
@@ -127,10 +141,18 @@ def dashboard(file: str, title: str, metrics: list[MetricSpec], across: int) -> 
         "refresh": "5s",
         "time": {"from": "now-15m", "to": "now"},
         "templating": {"list": [instance]},
-        "links": [{"type": "dashboards", "tags": ["turnbuckle"], "title": "Turnbuckle", "asDropdown": True,
-                   "includeVars": True, "keepTime": True}],
+        "links": [
+            {
+                "type": "dashboards",
+                "tags": ["turnbuckle"],
+                "title": "Turnbuckle",
+                "asDropdown": True,
+                "includeVars": True,
+                "keepTime": True,
+            }
+        ],
         "panels": panels,
-    }  # fmt: skip
+    }
 
 
 def texts() -> dict[str, str]:

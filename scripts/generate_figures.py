@@ -44,11 +44,20 @@ CONSTANTS: Final = RECORDS / "constants.txt"
 CHECKED: Final = tuple(
     ROOT / page
     for page in (
-        "README.md", "docs/advisor.md", "docs/benchmarks.md", "docs/compose.md", "docs/edge.md", "docs/events.md",
-        "docs/how-it-works.md", "docs/install.md", "docs/known-limitations.md", "docs/newcomer.md",
-        "docs/operations.md", "docs/runtimes.md",
+        "README.md",
+        "docs/advisor.md",
+        "docs/benchmarks.md",
+        "docs/compose.md",
+        "docs/edge.md",
+        "docs/events.md",
+        "docs/how-it-works.md",
+        "docs/install.md",
+        "docs/known-limitations.md",
+        "docs/newcomer.md",
+        "docs/operations.md",
+        "docs/runtimes.md",
     )
-)  # fmt: skip
+)
 """Pages on which no measured figure stands that is in no record."""
 
 _BLOCK = re.compile(r"(<!-- figures: ([^>]*?) -->\n)(.*?)(<!-- end of figures -->\n)", re.DOTALL)

@@ -51,9 +51,12 @@ DEFAULT_ROOT: Final = "tb"
 SCHEMA_REF: Final = "#/components/schemas/{model}"
 _INBOX: Final = "The requester's inbox, taken from the request's reply subject."
 BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {
-    APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo, RECONCILERS.name: ReconcilerInfo,
+    APPS.name: AppSpec,
+    LEASES.name: Lease,
+    NODES.name: NodeInfo,
+    RECONCILERS.name: ReconcilerInfo,
     POD_SELECTORS.name: PodSelectors,
-}  # fmt: skip
+}
 
 _DESCRIPTION: Final = """\
 Every message between Turnbuckle's services: each subject, who sends it (SEND, REQUEST), who reads or answers it

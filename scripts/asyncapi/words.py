@@ -51,8 +51,11 @@ FIELDS: Final = {
 }
 """Used for fields without a docstring."""
 CODES: Final[dict[str, type[Enum]]] = {
-    "quota_reason": Reason, "limit_reason": Reason, "status": RowStatus, "flags": SampleFlag,
-}  # fmt: skip
+    "quota_reason": Reason,
+    "limit_reason": Reason,
+    "status": RowStatus,
+    "flags": SampleFlag,
+}
 """Columns whose numbers are an enum's."""
 
 

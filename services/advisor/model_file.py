@@ -30,18 +30,32 @@ _MAX_HEADER_BYTES: Final = 1 << 16
 _CLASSES_OF: Final = ("services.advisor.core.", "services.advisor.models.", "schemas.")
 _ALLOWED: Final = frozenset(
     {
-        ("builtins", "set"), ("builtins", "frozenset"), ("builtins", "complex"), ("builtins", "bytearray"),
-        ("builtins", "slice"), ("builtins", "object"),
-        ("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter"),
-        ("copyreg", "_reconstructor"), ("datetime", "date"),
-        ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "float64"), ("numpy", "int64"), ("numpy", "bool"),
-        ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "scalar"),
+        ("builtins", "set"),
+        ("builtins", "frozenset"),
+        ("builtins", "complex"),
+        ("builtins", "bytearray"),
+        ("builtins", "slice"),
+        ("builtins", "object"),
+        ("collections", "OrderedDict"),
+        ("collections", "defaultdict"),
+        ("collections", "Counter"),
+        ("copyreg", "_reconstructor"),
+        ("datetime", "date"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("numpy", "float64"),
+        ("numpy", "int64"),
+        ("numpy", "bool"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "scalar"),
         ("numpy._core.numeric", "_frombuffer"),
         ("_codecs", "encode"),
-        ("lightgbm.basic", "Booster"), ("sklearn.ensemble._forest", "RandomForestRegressor"),
-        ("sklearn.tree._classes", "DecisionTreeRegressor"), ("sklearn.tree._tree", "Tree"),
+        ("lightgbm.basic", "Booster"),
+        ("sklearn.ensemble._forest", "RandomForestRegressor"),
+        ("sklearn.tree._classes", "DecisionTreeRegressor"),
+        ("sklearn.tree._tree", "Tree"),
     }
-)  # fmt: skip
+)
 """Besides classes of `_CLASSES_OF`: constructors of plain values, and the libraries' trees, listed one by one: other
 classes of theirs have side effects when constructed (`numpy.memmap` opens files)."""
 
@@ -66,9 +80,13 @@ class Header:
     def name(self) -> ModelName:
         """The model's name in every answer."""
         return ModelName(
-            model=self.algorithm, version=self.version, data_hash=self.data_hash,
-            records=self.records, tasks=self.tasks, trained_ns=self.trained_ns,
-        )  # fmt: skip
+            model=self.algorithm,
+            version=self.version,
+            data_hash=self.data_hash,
+            records=self.records,
+            tasks=self.tasks,
+            trained_ns=self.trained_ns,
+        )
 
 
 def libraries() -> dict[str, str]:
@@ -130,8 +148,11 @@ def _split(data: bytes) -> tuple[Header, bytes]:
         raise UnusableModelError(f"the model file's header cannot be read: {error}") from error
     here = libraries()
     if header.libraries != here:
-        changed = [f"{name} {header.libraries.get(name)} (here {found})" for name, found in here.items()
-                   if header.libraries.get(name) != found]  # fmt: skip
+        changed = [
+            f"{name} {header.libraries.get(name)} (here {found})"
+            for name, found in here.items()
+            if header.libraries.get(name) != found
+        ]
         raise UnusableModelError(f"model {header.version} was made with {', '.join(changed)}")
     return header, body
 

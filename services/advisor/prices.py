@@ -67,10 +67,15 @@ def _list(options: argparse.Namespace) -> None:
 
 def _summary(one: Snapshot) -> dict[str, Any]:
     return {
-        "source": one.source, "provider": one.provider, "region": one.region, "as_of": one.as_of.isoformat(),
-        "machines": len(one.machines), "digest": one.digest, "note": one.note,
+        "source": one.source,
+        "provider": one.provider,
+        "region": one.region,
+        "as_of": one.as_of.isoformat(),
+        "machines": len(one.machines),
+        "digest": one.digest,
+        "note": one.note,
         "spot": sum(machine.spot_usd_per_hour is not None for machine in one.machines),
-    }  # fmt: skip
+    }
 
 
 def _refresh(options: argparse.Namespace) -> None:

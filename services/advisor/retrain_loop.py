@@ -155,8 +155,10 @@ class RetrainLoop:
         return TrainingSet(
             tuple(records.jobs[job] for job in sorted(records.jobs)),
             tuple(records.runs[run] for run in sorted(records.runs)),
-            self._settings.algorithm, seed, records.data_hash(),
-        )  # fmt: skip
+            self._settings.algorithm,
+            seed,
+            records.data_hash(),
+        )
 
     async def _train(self, seed: int) -> None:
         training_set = self._training_set(seed)

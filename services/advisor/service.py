@@ -201,10 +201,15 @@ class Advisor:
             return
         now_ns = self._clock.time_ns()
         fact = Prediction(
-            job=request.job, task=request.task, model=reply.model, prices_as_of=reply.prices_as_of, level=reply.level,
-            predictions=best_first(reply, MAX_PUBLISHED), time_ns=now_ns,
+            job=request.job,
+            task=request.task,
+            model=reply.model,
+            prices_as_of=reply.prices_as_of,
+            level=reply.level,
+            predictions=best_first(reply, MAX_PUBLISHED),
+            time_ns=now_ns,
             considered=reply.considered if isinstance(reply, RankReply) else len(reply.predictions),
-        )  # fmt: skip
+        )
         self._bus.publish_event(subject, fact, message_id=f"prediction-{request.job}-{now_ns}")
 
     async def train(self, delivery: Delivery) -> Message:

@@ -37,8 +37,10 @@ def read_training_set(stream: BinaryIO) -> TrainingSet:
     return TrainingSet(
         tuple(one for one in messages if isinstance(one, JobRecord)),
         tuple(one for one in messages if isinstance(one, RunProfile)),
-        str(head["algorithm"]), int(head["seed"]), str(head["data_hash"]),
-    )  # fmt: skip
+        str(head["algorithm"]),
+        int(head["seed"]),
+        str(head["data_hash"]),
+    )
 
 
 def _messages(stream: BinaryIO) -> Iterator[object]:

@@ -29,8 +29,10 @@ class TrainingProcess:
         try:
             process = await asyncio.create_subprocess_exec(
                 *isolated_command(_WORKER, str(os.getpid())),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
         except OSError as error:
             raise TrainingFailedError(f"no process for the training can be started: {error.strerror}") from error
         try:

@@ -11,8 +11,14 @@ from typing import Final
 from services.agent.doctor import check_kernel_programs, run_guard_checks
 from services.agent.settings import AgentSettings
 
-__all__ = ["MANAGED_ROOT_VARIABLE", "check_kernel_programs", "host_environment", "managed_root", "read_write_counts",
-           "run_guard_checks"]  # fmt: skip
+__all__ = [
+    "MANAGED_ROOT_VARIABLE",
+    "check_kernel_programs",
+    "host_environment",
+    "managed_root",
+    "read_write_counts",
+    "run_guard_checks",
+]
 
 MANAGED_ROOT_VARIABLE: Final = AgentSettings.variable("managed_root")
 _SAMPLE: Final = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})? (?P<value>\S+)", re.MULTILINE)

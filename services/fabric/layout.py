@@ -274,11 +274,29 @@ def _daemon(name: str, place: tuple[str, str | None, int], file: TextFile, paths
     buffer = ("-s", str(ZEBRA_BUFFER_BYTES)) if name == "zebra" else ()
     # -P 0: no terminal on a TCP port.
     command = (
-        f"{paths.binaries}/{name}", "-d", "-N", pathspace, "-f", file.path, "-i", f"{runtime}/{name}.pid",
-        "-P", "0", "--log", f"file:{runtime}/{name}.log", "--log-level", "informational", *buffer,
-    )  # fmt: skip
+        f"{paths.binaries}/{name}",
+        "-d",
+        "-N",
+        pathspace,
+        "-f",
+        file.path,
+        "-i",
+        f"{runtime}/{name}.pid",
+        "-P",
+        "0",
+        "--log",
+        f"file:{runtime}/{name}.log",
+        "--log-level",
+        "informational",
+        *buffer,
+    )
     digest = hashlib.sha256("\0".join((*command, str(priority), file.value)).encode()).hexdigest()[:16]
     return Daemon(
-        netns=netns, name=name, pathspace=pathspace, command=command, priority=priority,
-        pid_file=f"{runtime}/{name}.pid", value=digest,
-    )  # fmt: skip
+        netns=netns,
+        name=name,
+        pathspace=pathspace,
+        command=command,
+        priority=priority,
+        pid_file=f"{runtime}/{name}.pid",
+        value=digest,
+    )

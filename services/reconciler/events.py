@@ -231,9 +231,13 @@ class EventPublisher:
             present = ("present",) if status.agree else ("away",)
             reason = status.error or f"FRR answers again after {status.lasted_s:.1f} s"
             self._route(
-                kind=RouteKind.FRR, source="auditor", after=present, latency_us=lasted_us,
-                alarm=not status.agree, reason=reason,
-            )  # fmt: skip
+                kind=RouteKind.FRR,
+                source="auditor",
+                after=present,
+                latency_us=lasted_us,
+                alarm=not status.agree,
+                reason=reason,
+            )
             return
         agreed = f"kernel, FRR and BFD agree again after {status.lasted_s:.1f} s"
         self._route(
@@ -264,9 +268,14 @@ class EventPublisher:
         for first in range(0, len(names), MAX_DESTINATIONS):
             part = names[first : first + MAX_DESTINATIONS]
             self._route(
-                kind=RouteKind.OVERRIDE_REMOVED, source="guard", destination=part[0], also=tuple(part[1:]),
-                cause="fast_path_unresponsive", alarm=True, reason=reason,
-            )  # fmt: skip
+                kind=RouteKind.OVERRIDE_REMOVED,
+                source="guard",
+                destination=part[0],
+                also=tuple(part[1:]),
+                cause="fast_path_unresponsive",
+                alarm=True,
+                reason=reason,
+            )
 
     def _route(self, **fields: object) -> None:
         self._route_seq += 1

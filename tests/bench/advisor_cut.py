@@ -137,9 +137,14 @@ def ratio_interval(known: Sequence[Answered], whole: Mapping[str, Answered]) -> 
         return _median_error(chosen) / _median_error([whole[one.task] for one in chosen])
 
     found = stats.bootstrap(
-        (np.arange(len(applications)),), ratio, n_resamples=RESAMPLES, vectorized=False, confidence_level=CONFIDENCE,
-        method="percentile", random_state=0,
-    )  # fmt: skip
+        (np.arange(len(applications)),),
+        ratio,
+        n_resamples=RESAMPLES,
+        vectorized=False,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        random_state=0,
+    )
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 

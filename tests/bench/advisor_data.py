@@ -121,9 +121,10 @@ def _ibm_configuration(row: Mapping[str, str]) -> Configuration:
     """Providers are anonymous: family, size and type are labels without an order, so they are categories."""
     provider = row["provider"]
     parts = {
-        name: f"{provider}{row[f'{provider}_{name}']}" for name in ("family", "type", "vcpu")
+        name: f"{provider}{row[f'{provider}_{name}']}"
+        for name in ("family", "type", "vcpu")
         if f"{provider}_{name}" in row
-    }  # fmt: skip
+    }
     return Configuration(
         instance_type="-".join(parts.values()),
         provider=provider,
@@ -180,8 +181,11 @@ def multicloud_ibm(data: Path) -> DataSet:
 
 
 _T2: Final[Mapping[str, tuple[float, float, float]]] = {
-    "t2.small": (1, 2, 0.023), "t2.medium": (2, 4, 0.0464), "t2.xlarge": (4, 16, 0.1856), "t2.2xlarge": (8, 32, 0.3712),
-}  # fmt: skip
+    "t2.small": (1, 2, 0.023),
+    "t2.medium": (2, 4, 0.0464),
+    "t2.xlarge": (4, 16, 0.1856),
+    "t2.2xlarge": (8, 32, 0.3712),
+}
 """vCPU, GB and $/h; prices are AWS' list prices from memory (us-east-1, Linux): an assumption."""
 
 TRIMTUNER_LIMIT_S: Final = 599.0
@@ -245,8 +249,9 @@ def trimtuner(data: Path) -> DataSet:
 def trimtuner_sizes(data: Path) -> DataSet:
     """The same, with only one data size of one network left out: the application itself is known."""
     whole = trimtuner(data)
-    return replace(whole, name="trimtuner_sizes", about="as trimtuner, but each data size is left out alone",
-                   applications={})  # fmt: skip
+    return replace(
+        whole, name="trimtuner_sizes", about="as trimtuner, but each data size is left out alone", applications={}
+    )
 
 
 def emulated(_data: Path) -> DataSet:

@@ -238,8 +238,10 @@ def promised(found: JobFile, asked: Sequence[tuple[str, Configuration]], seed: i
     training_set = TrainingSet(
         tuple(records.jobs[job] for job in sorted(records.jobs)),
         tuple(records.runs[run] for run in sorted(records.runs)),
-        "gp", seed, records.data_hash(),
-    )  # fmt: skip
+        "gp",
+        seed,
+        records.data_hash(),
+    )
     header, trained = unpack(train(training_set, int(datetime.now(UTC).timestamp() * 1e9)))
     advice = ModelContext(trained, header.name(), listing((), (), None, records.priced), records.measured())
     predictions = []

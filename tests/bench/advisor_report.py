@@ -113,8 +113,12 @@ def choice_table(parts: Mapping[str, Part]) -> list[str]:
     rival = parts.get(MEAN_RANKING)
     for model, part in parts.items():
         middle = {name: _mean(part, name) for name in _CHOICES}
-        against = ["" if rival is None or model == MEAN_RANKING else difference_text(
-            paired(per_task(part, name), per_task(rival, name))) for name in ("regret", "best_of_5")]  # fmt: skip
+        against = [
+            ""
+            if rival is None or model == MEAN_RANKING
+            else difference_text(paired(per_task(part, name), per_task(rival, name)))
+            for name in ("regret", "best_of_5")
+        ]
         areas = np.array(list(per_task(part, "auc").values()))
         lines.append(
             f"  {model:<22}{number(middle['regret']):>8}  {against[0]:<28}{number(middle['best_of_5']):>8}"
@@ -127,9 +131,15 @@ def choice_table(parts: Mapping[str, Part]) -> list[str]:
 
 
 _CHOICES: Final = (
-    "regret", "best_of_5", "auc", "recall_at_5", "false_positives_at_80", "tuned_recall", "tuned_false_positives",
+    "regret",
+    "best_of_5",
+    "auc",
+    "recall_at_5",
+    "false_positives_at_80",
+    "tuned_recall",
+    "tuned_false_positives",
     "first_fails",
-)  # fmt: skip
+)
 
 
 def _mean(part: Part, figure: str) -> float:

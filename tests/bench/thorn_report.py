@@ -83,8 +83,12 @@ def _expectations(groups: dict[tuple[str, str], list[FaultRun]]) -> Iterator[Exp
                 outages = [hit.outage_ms for hit in hits]
                 yield Expectation(f"{what}: median outage", 140.0, "ms", Spread.of(outages))
                 yield Expectation(f"{what}: longest outage", 165.0, "ms", _longest(outages))
-        yield Expectation(f"{what}: packets lost when the path came back", 0.0, "",
-                          _longest([float(run.restore_lost) for run in runs]))  # fmt: skip
+        yield Expectation(
+            f"{what}: packets lost when the path came back",
+            0.0,
+            "",
+            _longest([float(run.restore_lost) for run in runs]),
+        )
 
 
 def _longest(values: list[float]) -> Spread:

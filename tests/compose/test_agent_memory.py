@@ -96,9 +96,12 @@ def project(sink: str, tmp_path: Path, exported: bool) -> Iterator[ComposeProjec
 
 def idle(project: ComposeProject) -> Container:
     return project.client.containers.run(
-        "turnbuckle-nats:offline", ["/bin/busybox", "sleep", "100000"],
-        labels={"turnbuckle.app": "many"}, network_mode="none", detach=True,
-    )  # fmt: skip
+        "turnbuckle-nats:offline",
+        ["/bin/busybox", "sleep", "100000"],
+        labels={"turnbuckle.app": "many"},
+        network_mode="none",
+        detach=True,
+    )
 
 
 def wait(condition: Callable[[], bool], *, within_s: float, what: str) -> None:

@@ -38,11 +38,14 @@ def test_the_advisors_alone_holds_pytorch():
         service: set(
             subprocess.run(
                 ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python", tag(service), "-c", code],
-                capture_output=True, text=True, check=True, timeout=60,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
             ).stdout.split()
         )
         for service in SERVICES
-    }  # fmt: skip
+    }
     assert {"torch", "scikit-learn", "lightgbm"} <= there["advisor"]
     assert {"google-cloud-aiplatform", "google-cloud-bigquery"} <= there["collector"]
     assert not there["collector"] & {"torch", "scikit-learn", "lightgbm", "duckdb", "docker"}

@@ -156,8 +156,12 @@ async def test_every_replica_killed_under_load_is_back_within_ten_seconds_and_no
             answered_s = time.monotonic() - start_s
     FIGURES.info(
         "%s: `up` took %.1f s, healthy after %.1f s, at work after %.1f s; load average %.1f",
-        service, up_s, back_s, answered_s, os.getloadavg()[0],
-    )  # fmt: skip
+        service,
+        up_s,
+        back_s,
+        answered_s,
+        os.getloadavg()[0],
+    )
     assert back_s <= BACK_S
     assert_within_limits(sums)
     assert await running.told_of(meanwhile) == [ContainerChange.STARTED]

@@ -61,9 +61,16 @@ async def operator(server: SecuredNats) -> AsyncIterator[NatsBus]:
 
 def memory_request() -> MemoryRequest:
     return MemoryRequest(
-        app="shop", node=MINE, incarnation=1, container="web-1", wanted_bytes=1, usage_bytes=1, limit_bytes=1,
-        tasks_blocked=False, time_ns=1,
-    )  # fmt: skip
+        app="shop",
+        node=MINE,
+        incarnation=1,
+        container="web-1",
+        wanted_bytes=1,
+        usage_bytes=1,
+        limit_bytes=1,
+        tasks_blocked=False,
+        time_ns=1,
+    )
 
 
 @pytest.mark.parametrize(("role", "node"), identities())

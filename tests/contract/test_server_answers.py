@@ -77,9 +77,12 @@ async def test_acknowledgements_push_nobody_elses_facts_out(tmp_path: Path) -> N
         victim.publish_event(subject, oom_event(node=OTHERS, time_ns=3), message_id="3")  # behind all that was sent
         await victim.flush(30)
         await read_stored(
-            operator, OOM_STREAM, OOM_EVENTS.pattern("tb"), 0.0,
+            operator,
+            OOM_STREAM,
+            OOM_EVENTS.pattern("tb"),
+            0.0,
             lambda it: times.append(it.message.time_ns) if it.message.node == OTHERS else None,
-        )  # fmt: skip
+        )
         kept = await stored(operator)
         for bus in (operator, victim):
             await bus.close(2)
@@ -116,9 +119,12 @@ async def write_last(server: SecuredNats, name: str) -> set[str]:
     """Something to everything that is stored, behind what is on its way there; where it is stored."""
     written: set[str] = set()
     for role, node in (
-        (Role.AGENT, OTHERS), (Role.RECONCILER, OTHERS),
-        (Role.COLLECTOR, None), (Role.ADVISOR, None), (Role.OPERATOR, None),
-    ):  # fmt: skip
+        (Role.AGENT, OTHERS),
+        (Role.RECONCILER, OTHERS),
+        (Role.COLLECTOR, None),
+        (Role.ADVISOR, None),
+        (Role.OPERATOR, None),
+    ):
         user = server.user(role, node).identity
         async with Trial(server, user) as trial:
             for subject in every_subject():

@@ -25,9 +25,29 @@ _NUMBERS: Final = tuple(sorted({s * (1 << b) + d for b in _BITS for s in (-1, 1)
 _PACKABLE: Final = tuple(number for number in _NUMBERS if -(1 << 63) <= number < 1 << 64)
 _FLOATS: Final = (math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7e308, -1.7e308, 1e18, 0.1)
 _TEXTS: Final = (
-    "", "\n", "\n\n\n", "\x00", "a\nb", "é" * 70, "x" * 10_000, ".", "*", ">", "tb.obs.>", "1GiB", "-1", "1e400",
-    "9" * 5_000, "nan", "\N{SNOWMAN}", "\u202e", "enforce", "grant", "{", "__class__",
-)  # fmt: skip
+    "",
+    "\n",
+    "\n\n\n",
+    "\x00",
+    "a\nb",
+    "é" * 70,
+    "x" * 10_000,
+    ".",
+    "*",
+    ">",
+    "tb.obs.>",
+    "1GiB",
+    "-1",
+    "1e400",
+    "9" * 5_000,
+    "nan",
+    "\N{SNOWMAN}",
+    "\u202e",
+    "enforce",
+    "grant",
+    "{",
+    "__class__",
+)
 _BYTES: Final = (b"", b"\x00", b"\xff" * 7, b"\xff" * 8, b"\x80" * 16, b"\x00" * 4_096)
 
 

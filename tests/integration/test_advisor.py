@@ -184,7 +184,7 @@ async def test_bad_questions(ground: Ground) -> None:
         "nothing is known of the task 'mystery'": RankRequest(task=TaskFeatures(task="mystery")),
         "no local run 'run-task' is known; did you mean": good.model_copy(update={"profile": None, "run": "run-task"}),
         "too many": good.model_copy(update={"workers": tuple(range(1, 300))}),
-    }  # fmt: skip
+    }
 
     for words, request in cases.items():
         with pytest.raises(RequestRefusedError, match=words.replace("(", r"\(")) as caught:

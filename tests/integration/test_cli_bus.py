@@ -61,9 +61,15 @@ async def finished(bus: NatsBus, *arguments: str) -> tuple[int, str, str]:
 
 async def start(bus: NatsBus, *arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli", *arguments, "--server", bus.options.servers[0],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "services.cli",
+        *arguments,
+        "--server",
+        bus.options.servers[0],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 async def publishing(bus: NatsBus) -> None:
@@ -148,9 +154,13 @@ async def test_tap_shows_memory_events_as_they_are_stored(bus: NatsBus) -> None:
     assert err == b""
     assert shown["subject"] == "tb.evt.oom.shop.n1"
     assert {key: shown[key] for key in ("kind", "cause", "container", "limit_after_bytes", "latency_us", "reason")} == {
-        "kind": "grant", "cause": "threshold", "container": "web-0123456789ab", "limit_after_bytes": 132 * MIB,
-        "latency_us": 420, "reason": "growing by 1024 MiB/s",
-    }  # fmt: skip
+        "kind": "grant",
+        "cause": "threshold",
+        "container": "web-0123456789ab",
+        "limit_after_bytes": 132 * MIB,
+        "latency_us": 420,
+        "reason": "growing by 1024 MiB/s",
+    }
 
 
 async def test_tap_ends_after_its_time_and_at_an_interrupt(stream: NatsBus) -> None:
@@ -171,8 +181,9 @@ async def test_tap_ends_after_its_time_and_at_an_interrupt(stream: NatsBus) -> N
 async def test_tap_bears_a_reader_that_goes_away(stream: NatsBus) -> None:
     process = await asyncio.create_subprocess_shell(
         f"{sys.executable} -m services.cli tap 'obs.>' --server {stream.options.servers[0]} | head -n 1",
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     out, err = await asyncio.wait_for(process.communicate(), 30)
 
     assert len(out.splitlines()) == 1
@@ -232,15 +243,30 @@ async def test_top_without_a_terminal_prints_lines_until_interrupted(stream: Nat
 def state_reply() -> StateReply:
     spec = AppSpec.model_validate({"name": "shop", "cpu_limit": 2, "memory_limit": "1GiB"})
     container = ContainerState(
-        container="web-0123456789ab", node="n1", quota_us=20_000, assigned_us=20_000, committed_us=20_000,
-        used_us=10_000, throttled=False, memory_usage_bytes=1, memory_limit_bytes=2, memory_committed_bytes=2,
-        admitted=True, report_age_s=0.1,
-    )  # fmt: skip
+        container="web-0123456789ab",
+        node="n1",
+        quota_us=20_000,
+        assigned_us=20_000,
+        committed_us=20_000,
+        used_us=10_000,
+        throttled=False,
+        memory_usage_bytes=1,
+        memory_limit_bytes=2,
+        memory_committed_bytes=2,
+        admitted=True,
+        report_age_s=0.1,
+    )
     state = AppState(
-        spec=spec, cpu_committed_us=20_000, cpu_free_us=180_000, memory_committed_bytes=2, memory_free_bytes=3,
-        memory_reserved_bytes=64 * MIB, owner="r1", epoch=4,
+        spec=spec,
+        cpu_committed_us=20_000,
+        cpu_free_us=180_000,
+        memory_committed_bytes=2,
+        memory_free_bytes=3,
+        memory_reserved_bytes=64 * MIB,
+        owner="r1",
+        epoch=4,
         containers=(container,),
-    )  # fmt: skip
+    )
     return StateReply(epoch=1, steps=2, superseded=False, apps=(state,))
 
 
@@ -253,9 +279,14 @@ async def test_queries_are_asked_and_refusals_told(bus: NatsBus) -> None:
         if request.app != "shop":
             raise RequestRefusedError(404, f"no application {request.app!r}")
         decision = Explanation(
-            time_ns=1_700_000_000_000_000_000, container="web-0123456789ab", resource="cpu", before=20_000,
-            after=40_000, reason="throttled", sentence="throttled [10 of 10]",
-        )  # fmt: skip
+            time_ns=1_700_000_000_000_000_000,
+            container="web-0123456789ab",
+            resource="cpu",
+            before=20_000,
+            after=40_000,
+            reason="throttled",
+            sentence="throttled [10 of 10]",
+        )
         return ExplainReply(app="shop", summary="shop holds 0.2 of 2 cores", decisions=(decision,))
 
     await bus.serve_queries("allocator", "0.1.0", "test", {ALLOCATOR_STATE: state, ALLOCATOR_EXPLAIN: explain})
@@ -337,9 +368,7 @@ async def test_the_doctor_sees_replicas_that_renew_their_entries(bus: NatsBus) -
     for key, owner in (("replica.r2", "r2"), ("app.shop", "r1"), ("app.lost", "r2")):
         await bus.bucket(LEASES).put(key, Lease(owner=owner, epoch=1, time_ns=0))
     for name in ("shop", "lost"):
-        await bus.bucket(APPS).put(name, AppSpec.model_validate(
-            {"name": name, "cpu_limit": 2, "memory_limit": "1GiB"}
-        ))  # fmt: skip
+        await bus.bucket(APPS).put(name, AppSpec.model_validate({"name": name, "cpu_limit": 2, "memory_limit": "1GiB"}))
     task = asyncio.create_task(beat())
     _, out, _ = await turnbuckle(bus, "doctor", "--json")
     task.cancel()

@@ -28,10 +28,20 @@ def server():
 async def register(server, node_memory_bytes, *specs):
     bus = await NatsBus.connect(BusOptions(servers=(server,)))
     info = NodeInfo(
-        node="h1", incarnation=1, time_ns=0, host_cpus=2, memory_bytes=node_memory_bytes, cgroup_version=2,
-        telemetry_source="bpf", docker=False, container_count=0, version="1",
-        allocatable_memory_bytes=node_memory_bytes - GIB // 4, committed_memory_bytes=0, committed_cpu_us=0,
-    )  # fmt: skip
+        node="h1",
+        incarnation=1,
+        time_ns=0,
+        host_cpus=2,
+        memory_bytes=node_memory_bytes,
+        cgroup_version=2,
+        telemetry_source="bpf",
+        docker=False,
+        container_count=0,
+        version="1",
+        allocatable_memory_bytes=node_memory_bytes - GIB // 4,
+        committed_memory_bytes=0,
+        committed_cpu_us=0,
+    )
     await bus.bucket(NODES).put("h1", info)
     for spec in specs:
         await bus.bucket(APPS).put(spec.name, spec)

@@ -99,9 +99,15 @@ async def publishing(bus: NatsBus, subject: Subject) -> AsyncIterator[None]:
 async def tap(server: SecuredNats, role: Role, *arguments: str) -> tuple[int | None, str, str]:
     """The command in a process of its own: it takes signals."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli", "tap", *arguments, env=os.environ | server.environment(role),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "services.cli",
+        "tap",
+        *arguments,
+        env=os.environ | server.environment(role),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     shown, said = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, shown.decode(), said.decode()
 

@@ -73,9 +73,14 @@ EXTREME = CfsBatch.build(
         name: [0, 1] if kind == np.uint8 else [np.iinfo(kind).min, np.iinfo(kind).max]
         for name, kind in CfsBatch.column_types.items()
     },
-    app="shop ✓", node="gpu-01.example", incarnation=(1 << 62) - 1, report_seq=1 << 53, time_ns=(1 << 53) - 1,
-    period_us=100_000, host_cpus=65_536,
-)  # fmt: skip
+    app="shop ✓",
+    node="gpu-01.example",
+    incarnation=(1 << 62) - 1,
+    report_seq=1 << 53,
+    time_ns=(1 << 53) - 1,
+    period_us=100_000,
+    host_cpus=65_536,
+)
 
 
 def drivers() -> list[Any]:

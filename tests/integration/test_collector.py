@@ -67,9 +67,13 @@ class Lab:
             **(self.google.environment(billing=False) if cloud else {}),
         }
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.collector",
-            cwd=ROOT, env=kept | settings | variables, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "services.collector",
+            cwd=ROOT,
+            env=kept | settings | variables,
+            stderr=asyncio.subprocess.PIPE,
+        )
         self._processes.append(process)
         return process, Answers(port)
 

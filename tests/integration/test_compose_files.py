@@ -92,7 +92,12 @@ def test_every_compose_that_is_installed_accepts_them(overlays):
     for command in compose_lab.compose_commands():
         done = subprocess.run(
             [*command, *files, "config", "--quiet"],
-            cwd=COMPOSE, env=environment, capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
+            cwd=COMPOSE,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         assert "WARN" not in done.stderr.upper(), done.stderr

@@ -69,18 +69,34 @@ async def serve(bus: NatsBus, subject: object, answer: Message) -> None:
 
 def oom(reason: str) -> OomEvent:
     return OomEvent(
-        kind=OomKind.GRANT, cause=OomCause.SAMPLE, app="shop", node=NODE, container="web-0123456789ab", incarnation=1,
-        time_ns=time.time_ns(), usage_bytes=MIB, limit_before_bytes=MIB, limit_after_bytes=2 * MIB, reserve_bytes=0,
+        kind=OomKind.GRANT,
+        cause=OomCause.SAMPLE,
+        app="shop",
+        node=NODE,
+        container="web-0123456789ab",
+        incarnation=1,
+        time_ns=time.time_ns(),
+        usage_bytes=MIB,
+        limit_before_bytes=MIB,
+        limit_after_bytes=2 * MIB,
+        reserve_bytes=0,
         reason=reason,
-    )  # fmt: skip
+    )
 
 
 def batch() -> CfsBatch:
     columns = {name: [1] for name in CfsBatch.column_types}
     return CfsBatch.build(
-        ["live-0123456789ab"], columns, app="shop", node=NODE, incarnation=1, report_seq=1, time_ns=time.time_ns(),
-        period_us=100_000, host_cpus=2,
-    )  # fmt: skip
+        ["live-0123456789ab"],
+        columns,
+        app="shop",
+        node=NODE,
+        incarnation=1,
+        report_seq=1,
+        time_ns=time.time_ns(),
+        period_us=100_000,
+        host_cpus=2,
+    )
 
 
 @pytest.mark.timeout(60)
@@ -95,10 +111,23 @@ async def test_an_observer_is_told_everything(nats: SecuredNats) -> None:
     await agent.flush(5.0)
     await reconciler.flush(5.0)
     state = NetworkStateReply(
-        node=NODE, incarnation=1, offload="prefer", full_reconciles=1, writes=1, last_reconcile_age_s=1.0, ports=(),
-        encapsulation_device="x", vteps=(), macs=0, installed=0, in_hw=0, not_in_hw=0, unmanaged=0, paths=(),
+        node=NODE,
+        incarnation=1,
+        offload="prefer",
+        full_reconciles=1,
+        writes=1,
+        last_reconcile_age_s=1.0,
+        ports=(),
+        encapsulation_device="x",
+        vteps=(),
+        macs=0,
+        installed=0,
+        in_hw=0,
+        not_in_hw=0,
+        unmanaged=0,
+        paths=(),
         problems=("a problem",),
-    )  # fmt: skip
+    )
     await serve(reconciler, RECONCILER_STATE.subject("tb", node=NODE), state)
     await serve(reconciler, RECONCILER_RULES.subject("tb", node=NODE), RulesReply(node=NODE, total=7, rules=()))
     reply = StateReply(epoch=1, steps=1, superseded=False, replica="the-replica", apps=())

@@ -40,10 +40,19 @@ METHODS = (
 )
 VERSIONS = (b"HTTP/1.0", b"HTTP/1.1", b"HTTP/9.9", b"HTTP/0.9", b"HTTP", b"", b"HTTP/1.1\x00", b"HTTP/-1.-1")
 HEADERS = (
-    b"Host: x", b"Content-Length: 99999999999999", b"Content-Length: -1", b"Transfer-Encoding: chunked", b": nothing",
-    b"X" * 70_000 + b": y", b"A: " + b"b" * 70_000, b"no colon", b"Connection: keep-alive", b"Expect: 100-continue",
-    b"\xff\xfe: \x00", b"Range: bytes=0-",
-)  # fmt: skip
+    b"Host: x",
+    b"Content-Length: 99999999999999",
+    b"Content-Length: -1",
+    b"Transfer-Encoding: chunked",
+    b": nothing",
+    b"X" * 70_000 + b": y",
+    b"A: " + b"b" * 70_000,
+    b"no colon",
+    b"Connection: keep-alive",
+    b"Expect: 100-continue",
+    b"\xff\xfe: \x00",
+    b"Range: bytes=0-",
+)
 REQUESTS = 400
 
 

@@ -36,9 +36,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ended(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_"))}
-    return subprocess.run(
-        command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False
-    )  # fmt: skip
+    return subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.usefixtures("hostile")
@@ -194,9 +192,13 @@ def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Pa
         "asyncio.run(TrainingProcess(60).train(TrainingSet((), (), 'linear', 0, 'hash')))"
     )
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert ended.stderr.splitlines()[-1].endswith(
         "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to learn from"

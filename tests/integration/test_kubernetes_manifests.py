@@ -47,12 +47,17 @@ OVERLAYS = ["base", "overlays/trial", "overlays/kind", "overlays/k3s", "overlays
 LEFT_OUT = {"reconciler", "collector", "advisor"}
 """Of clusters that get container limits only."""
 OTHERS = {
-    "keda.sh/v1alpha1/ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "cooldownPeriod",
-                                      "triggers"},
+    "keda.sh/v1alpha1/ScaledObject": {
+        "scaleTargetRef",
+        "minReplicaCount",
+        "maxReplicaCount",
+        "cooldownPeriod",
+        "triggers",
+    },
     "apiextensions.k8s.io/v1/CustomResourceDefinition": {"group", "scope", "names", "versions"},
     "monitoring.coreos.com/v1/PodMonitor": {"selector", "podMetricsEndpoints"},
     "monitoring.coreos.com/v1/PrometheusRule": {"groups"},
-}  # fmt: skip
+}
 RIGHTS = {
     "rbac.authorization.k8s.io/v1/ClusterRole": {"rules"},
     "rbac.authorization.k8s.io/v1/ClusterRoleBinding": {"roleRef", "subjects"},
@@ -204,9 +209,14 @@ def test_the_custom_resource_has_the_fields_that_the_operator_reads_and_writes()
     outcome = read_application("shop", "web", spec, "turnbuckle")
     assert isinstance(outcome, Declaration)
     state = AppState(
-        spec=outcome.spec, cpu_committed_us=0, cpu_free_us=800_000, memory_committed_bytes=0, memory_free_bytes=1 << 34,
-        owner="a1", containers=(),
-    )  # fmt: skip
+        spec=outcome.spec,
+        cpu_committed_us=0,
+        cpu_free_us=800_000,
+        memory_committed_bytes=0,
+        memory_free_bytes=1 << 34,
+        owner="a1",
+        containers=(),
+    )
     event = LastEvent("2026-11-24T00:00:00Z", "MemoryKill", "web-1 on n1")
     status = status_of(outcome, Seen(state, event), {}, 1, "2026-11-24T00:00:00Z")
     assert status.keys() == schema["status"]["properties"].keys(), "what the schema lacks is dropped by the API server"

@@ -62,9 +62,13 @@ async def launch(environment: dict[str, str]) -> AsyncIterator[Any]:
         port = free_port()
         settings = {"TURNBUCKLE_HEALTH_PORT": str(port), "TURNBUCKLE_SHUTDOWN_GRACE_S": "3"} | variables
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.tiny_service",
-            cwd=ROOT, env=environment | settings, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "tests.support.tiny_service",
+            cwd=ROOT,
+            env=environment | settings,
+            stderr=asyncio.subprocess.PIPE,
+        )
         started.append(process)
         return Process(process, port)
 

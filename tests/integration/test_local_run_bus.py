@@ -30,10 +30,15 @@ async def run(out: Path, name: str, url: str) -> tuple[int, list[dict[str, objec
     ]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("TURNBUCKLE_", "NATS_"))}
     process = await asyncio.create_subprocess_exec(
-        *command, "sh", "-c", SLEEP,
-        cwd=ROOT, env={**kept, "NATS_URL": url, "XDG_CONFIG_HOME": "/nonexistent"},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        *command,
+        "sh",
+        "-c",
+        SLEEP,
+        cwd=ROOT,
+        env={**kept, "NATS_URL": url, "XDG_CONFIG_HOME": "/nonexistent"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     said, told = await process.communicate()
     assert process.returncode is not None
     return process.returncode, [json.loads(line) for line in said.splitlines()], told.decode()

@@ -41,9 +41,12 @@ def launch(server: SecuredNats, directory: Path, state: str) -> ServiceProcess:
     scenario.write_text(json.dumps([]))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "TURNBUCKLE_"))}
     ours = {
-        "HEALTH_PORT": "0", "AGENT__NODE": NODE, "AGENT__HOST": "simulated", "AGENT__SCENARIO_FILE": str(scenario),
+        "HEALTH_PORT": "0",
+        "AGENT__NODE": NODE,
+        "AGENT__HOST": "simulated",
+        "AGENT__SCENARIO_FILE": str(scenario),
         "AGENT__STATE_DIRECTORY": str(directory / state),
-    }  # fmt: skip
+    }
     environment = kept | server.environment(Role.AGENT, NODE) | {f"TURNBUCKLE_{k}": v for k, v in ours.items()}
     return ServiceProcess("agent", environment, directory / f"{state}.log")
 

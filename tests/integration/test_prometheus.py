@@ -99,9 +99,12 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
         lab = Watched(directory, nats, Prometheus(directory))
         try:
             lab.start(
-                "agent", lab.ports["agent"],
-                AGENT__NODE="n1", AGENT__HOST="simulated", AGENT__SCENARIO_FILE=str(directory / "scenario.json"),
-            )  # fmt: skip
+                "agent",
+                lab.ports["agent"],
+                AGENT__NODE="n1",
+                AGENT__HOST="simulated",
+                AGENT__SCENARIO_FILE=str(directory / "scenario.json"),
+            )
             lab.start("allocator", lab.ports["allocator"])
             bus = await NatsBus.connect(BusOptions(servers=(nats.url,), connect_deadline_s=10.0))
             await bus.bucket(APPS).put(APP, AppSpec(name=APP, cpu_limit=1.0, memory_limit=1 << 28))
@@ -235,8 +238,12 @@ async def test_a_reconciler_in_the_hosts_network_is_found(watched: Watched, netn
     await watched.prometheus.until(down, "the alarm, while there is none")
     assert len(missing()) > 10
     watched.start(
-        "reconciler", watched.prometheus.reconciler_port, RECONCILER__NODE="n1", RECONCILER__NETNS=netns,
-        RECONCILER__STATE_DIRECTORY=str(tmp_path), RECONCILER__FRR_DIRECTORY=str(tmp_path / "no-frr"),
-    )  # fmt: skip
+        "reconciler",
+        watched.prometheus.reconciler_port,
+        RECONCILER__NODE="n1",
+        RECONCILER__NETNS=netns,
+        RECONCILER__STATE_DIRECTORY=str(tmp_path),
+        RECONCILER__FRR_DIRECTORY=str(tmp_path / "no-frr"),
+    )
     await watched.prometheus.until(lambda: not down() and not missing(), lambda: (down(), missing()))
     assert watched.stop("reconciler") == 0

@@ -40,16 +40,21 @@ LOAD = [
         "app": "shop",
         "scenario": {
             "containers": [
-                {"name": name, "threads": 2, "phases": [
-                    {"duration_s": 0.4, "cpu_cores": low, "memory_bytes": 100 << 20},
-                    {"duration_s": 0.4, "cpu_cores": high, "memory_bytes": 200 << 20},
-                ]} for name, low, high in (("web", 0.1, 1.2), ("api", 0.8, 0.2))
+                {
+                    "name": name,
+                    "threads": 2,
+                    "phases": [
+                        {"duration_s": 0.4, "cpu_cores": low, "memory_bytes": 100 << 20},
+                        {"duration_s": 0.4, "cpu_cores": high, "memory_bytes": 200 << 20},
+                    ],
+                }
+                for name, low, high in (("web", 0.1, 1.2), ("api", 0.8, 0.2))
             ]
         },
         "quota_us": 50_000,
         "limit_bytes": 256 << 20,
     }
-]  # fmt: skip
+]
 _VIOLATION = re.compile(r' - "\w+/nkey:(\w+)" - \w+ Violation - .*?"([^"]+)"')
 
 
@@ -98,9 +103,11 @@ async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text(SPEC)
     (tmp_path / "load.json").write_text(json.dumps(LOAD))
     agent_settings = {
-        "AGENT__NODE": NODE, "AGENT__HOST": "simulated", "AGENT__SCENARIO_FILE": str(tmp_path / "load.json"),
+        "AGENT__NODE": NODE,
+        "AGENT__HOST": "simulated",
+        "AGENT__SCENARIO_FILE": str(tmp_path / "load.json"),
         "AGENT__STATE_DIRECTORY": str(tmp_path / "state"),
-    }  # fmt: skip
+    }
     services = [
         launch(server, tmp_path, Role.AGENT, NODE, **agent_settings),
         launch(server, tmp_path, Role.ALLOCATOR),
@@ -205,9 +212,12 @@ async def test_jobs_become_predictions(server: SecuredNats, tmp_path: Path) -> N
     stored: list[object] = []
     await read_stored(collector, JOB_STREAM, JOB_RECORDS.pattern("tb"), 0.0, lambda it: stored.append(it.message))
     assert len(stored) == 96
-    settings = {"ADVISOR__ALGORITHM": "linear", "ADVISOR__REFRESH_INTERVAL_S": "0.2",
-                "ADVISOR__RETRAIN_DEBOUNCE_S": "0.2",
-                "ADVISOR__PRICES_DIRECTORY": str(tmp_path / "prices")}  # fmt: skip
+    settings = {
+        "ADVISOR__ALGORITHM": "linear",
+        "ADVISOR__REFRESH_INTERVAL_S": "0.2",
+        "ADVISOR__RETRAIN_DEBOUNCE_S": "0.2",
+        "ADVISOR__PRICES_DIRECTORY": str(tmp_path / "prices"),
+    }
     advisor = launch(server, tmp_path, Role.ADVISOR, **settings)
     question = RankRequest(task=features("task9"), profile=profile("task9"), workers=(1, 2), batch_sizes=(16,), job="j")
 

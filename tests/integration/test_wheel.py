@@ -142,8 +142,11 @@ def test_the_console_serves_its_files(installed: Installed, nats: EmbeddedNats) 
     program = installed.environment / "bin" / "turnbuckle"
     console = subprocess.Popen(
         [program, "console", "--port", "0", "--json", "--server", nats.url],
-        cwd=installed.elsewhere, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=installed.elsewhere,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         assert console.stdout is not None
         url = json.loads(console.stdout.readline())["url"].partition("#")[0]

@@ -30,9 +30,13 @@ def image(tmp_path: Path) -> Iterator[str]:
 
 def test_a_pod_starts_from_the_digest_that_is_printed(runtime: Path, kubepods: str, image: str) -> None:
     done = subprocess.run(
-        [ROOT / "scripts/load_images.sh", "containerd", image], check=False, capture_output=True, text=True,
-        env=os.environ | {"CONTAINERD_ADDRESS": str(runtime)}, timeout=120,
-    )  # fmt: skip
+        [ROOT / "scripts/load_images.sh", "containerd", image],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CONTAINERD_ADDRESS": str(runtime)},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     [printed] = yaml.safe_load(done.stdout)
     assert printed["name"] == image.removesuffix(":1")

@@ -131,9 +131,12 @@ async def test_the_process_on_this_kernel(netns: str, tmp_path: Path) -> None:
             await until(lambda: any(e.interface == "rep0" and "carrier" in e.after for e in told), within_s=60)
 
             second = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "services.reconciler",
-                env=settings | {"TURNBUCKLE_RECONCILER__NETNS": f"/run/netns/{netns}"}, stderr=subprocess.PIPE,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "services.reconciler",
+                env=settings | {"TURNBUCKLE_RECONCILER__NETNS": f"/run/netns/{netns}"},
+                stderr=subprocess.PIPE,
+            )
             _, errors = await asyncio.wait_for(second.communicate(), 20)
             assert (second.returncode, f"kill {process.pid}" in errors.decode()) == (78, True), errors
 

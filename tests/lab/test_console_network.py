@@ -25,16 +25,20 @@ def reconciler(lab: Lab, index: int, nats: str, directory: Path) -> subprocess.P
     """As `turnbuckle lab up --reconciler` starts it, also where the kernel has no flower: it watches all the same."""
     host = lab.topology.hosts[index]
     ours = {
-        "NODE": host.netns, "NETNS": host.netns, "FRR_PATHSPACE": host.netns, "PORTS": f"rep0={host.application_mac}",
+        "NODE": host.netns,
+        "NETNS": host.netns,
+        "FRR_PATHSPACE": host.netns,
+        "PORTS": f"rep0={host.application_mac}",
         "STATE_DIRECTORY": str(directory / host.netns),
-    }  # fmt: skip
+    }
     variables = {f"TURNBUCKLE_RECONCILER__{name}": value for name, value in ours.items()}
     log = directory / f"{host.netns}.log"
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "services.reconciler"],
-            env=environment() | variables | {"NATS_URL": nats, "TURNBUCKLE_HEALTH_PORT": "0"}, stderr=out,
-        )  # fmt: skip
+            env=environment() | variables | {"NATS_URL": nats, "TURNBUCKLE_HEALTH_PORT": "0"},
+            stderr=out,
+        )
 
 
 class Shown:

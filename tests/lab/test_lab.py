@@ -172,8 +172,12 @@ def test_what_a_killed_up_has_left_is_removed_and_what_others_put_there_is_named
         stranger.kill()
         stranger.wait()
     assert not [name for name in names if (NETNS_DIRECTORY / name).exists()]
-    assert not [name for name in names for parent in (frr_daemons.CONFIGURATION, frr_daemons.RUNTIME)
-                if (parent / name).exists()]  # fmt: skip
+    assert not [
+        name
+        for name in names
+        for parent in (frr_daemons.CONFIGURATION, frr_daemons.RUNTIME)
+        if (parent / name).exists()
+    ]
     assert not state_file.directory_of(scratch).exists()
     # The other lab, with FRR daemons of the same names, has noticed nothing.
     assert whole.next_hops(1, 2) == {"p1", "p2"}

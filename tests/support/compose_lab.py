@@ -159,13 +159,17 @@ class ComposeProject:
         files = [part for file in ("compose.yaml", *overlays) for part in ("-f", file)]
         self._command = ["nice", "-n", str(NICENESS), *compose_commands()[0], *files]
         offline = dict(line.split("=", 1) for line in _lines(COMPOSE / "offline.env"))
-        self.environment = plain_environment() | offline | {
-            "COMPOSE_PROJECT_NAME": self.name,
-            "TURNBUCKLE_NATS_PORT": str(self.nats_port),
-            "TURNBUCKLE_RECONCILER_HEALTH_PORT": str(free_port()),
-            "TURNBUCKLE_STATE_DIRECTORY": str(self.state_directory),
-            "TURNBUCKLE_NODE": self.name,
-        }  # fmt: skip
+        self.environment = (
+            plain_environment()
+            | offline
+            | {
+                "COMPOSE_PROJECT_NAME": self.name,
+                "TURNBUCKLE_NATS_PORT": str(self.nats_port),
+                "TURNBUCKLE_RECONCILER_HEALTH_PORT": str(free_port()),
+                "TURNBUCKLE_STATE_DIRECTORY": str(self.state_directory),
+                "TURNBUCKLE_NODE": self.name,
+            }
+        )
 
     @property
     def url(self) -> str:
@@ -175,9 +179,14 @@ class ComposeProject:
     def run(self, *arguments: str) -> str:
         """One compose command; returns what it printed."""
         done = subprocess.run(
-            [*self._command, *arguments], cwd=self._directory, env=self.environment, capture_output=True, text=True,
-            timeout=_COMMAND_S, check=False,
-        )  # fmt: skip
+            [*self._command, *arguments],
+            cwd=self._directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+        )
         assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 

@@ -91,14 +91,32 @@ async def tell_of_a_network(bus: NatsBus) -> None:
         remote = next(vtep for vtep in vteps.values() if vtep != own)
         cut = node == "gpu-01"
         path = PathState(
-            destination=remote, kernel=both, frr=both, bfd_up=("up1",) if cut else ("up0", "up1"), agree=not cut,
-            override=("169.254.0.1@up1",) if cut else (), reason="up0's BFD session is down" if cut else "",
-        )  # fmt: skip
+            destination=remote,
+            kernel=both,
+            frr=both,
+            bfd_up=("up1",) if cut else ("up0", "up1"),
+            agree=not cut,
+            override=("169.254.0.1@up1",) if cut else (),
+            reason="up0's BFD session is down" if cut else "",
+        )
         state = NetworkStateReply(
-            node=node, incarnation=1, offload="prefer", full_reconciles=3, writes=9, last_reconcile_age_s=1.0,
-            ports=("rep0",), encapsulation_device="vxlan-tx", vteps=(remote,), macs=2, installed=2, in_hw=1,
-            not_in_hw=1, unmanaged=0, paths=(path,), problems=(),
-        )  # fmt: skip
+            node=node,
+            incarnation=1,
+            offload="prefer",
+            full_reconciles=3,
+            writes=9,
+            last_reconcile_age_s=1.0,
+            ports=("rep0",),
+            encapsulation_device="vxlan-tx",
+            vteps=(remote,),
+            macs=2,
+            installed=2,
+            in_hw=1,
+            not_in_hw=1,
+            unmanaged=0,
+            paths=(path,),
+            problems=(),
+        )
         rule = RuleState(device="rep0", mac="02:00:00:00:00:07", vtep=remote, vni=100, in_hw=True, note=HOSTILE)
         await serve(bus, RECONCILER_STATE.subject(bus.root, node=node), state)
         await serve(bus, RECONCILER_RULES.subject(bus.root, node=node), RulesReply(node=node, total=1, rules=(rule,)))
@@ -120,18 +138,27 @@ async def tell_of_a_job(bus: NatsBus) -> None:
             return Estimate(median=value, low=value / 2, high=value * 2)
 
         return ConfigurationPrediction(
-            configuration=Configuration(instance_type=machine, workers=2), time_s=around(time_s),
-            cost_usd=around(cost_usd), pareto=pareto, reasons=("fewer cores",),
-        )  # fmt: skip
+            configuration=Configuration(instance_type=machine, workers=2),
+            time_s=around(time_s),
+            cost_usd=around(cost_usd),
+            pareto=pareto,
+            reasons=("fewer cores",),
+        )
 
     prediction = Prediction(
-        job="resnet", task=TaskFeatures(task="image"), prices_as_of=None, level=0.9, considered=3,
+        job="resnet",
+        task=TaskFeatures(task="image"),
+        prices_as_of=None,
+        level=0.9,
+        considered=3,
         model=ModelName(model="gp", version="v1", data_hash="", records=1, tasks=1, trained_ns=0),
         predictions=(
-            predicted("fast", 600, 3.0, pareto=True), predicted("cheap", 3600, 1.0, pareto=True),
+            predicted("fast", 600, 3.0, pareto=True),
+            predicted("cheap", 3600, 1.0, pareto=True),
             predicted("neither", 4000, 4.0, pareto=False),
-        ), time_ns=time.time_ns(),
-    )  # fmt: skip
+        ),
+        time_ns=time.time_ns(),
+    )
     bus.publish_event(PREDICTIONS.subject(bus.root, job="resnet"), prediction, message_id="resnet")
     await bus.flush(10.0)
 
@@ -147,14 +174,27 @@ def vectors() -> list[ColumnarMessage]:
 
     keys = ["web-0123456789ab", "größe-0123456789ab", "x"]
     batch: dict[str, Any] = {
-        "app": "shop", "node": "gpu-01.example", "incarnation": 1, "report_seq": 2, "time_ns": 3,
-        "period_us": 100_000, "host_cpus": 2,
-    }  # fmt: skip
+        "app": "shop",
+        "node": "gpu-01.example",
+        "incarnation": 1,
+        "report_seq": 2,
+        "time_ns": 3,
+        "period_us": 100_000,
+        "host_cpus": 2,
+    }
     decisions: dict[str, Any] = {
-        "app": "shop", "mode": "enforce", "policy": "waterfill", "epoch": 1, "step": 1, "time_ns": 1,
-        "container_count": 3, "cpu_limit_us": 1, "cpu_allocated_us": 1, "memory_limit_bytes": 1,
+        "app": "shop",
+        "mode": "enforce",
+        "policy": "waterfill",
+        "epoch": 1,
+        "step": 1,
+        "time_ns": 1,
+        "container_count": 3,
+        "cpu_limit_us": 1,
+        "cpu_allocated_us": 1,
+        "memory_limit_bytes": 1,
         "memory_allocated_bytes": 1,
-    }  # fmt: skip
+    }
     none = {name: [] for name in CfsBatch.column_types}
     return [
         CfsBatch.build(keys, columns(CfsBatch), **batch),

@@ -18,32 +18,61 @@ SERVICE: Final = "/runtime.v1.RuntimeService"
 CREATED, RUNNING, EXITED = 0, 1, 2
 HOST_NETWORK: Final = 2
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
-_SCALARS: Final = {"string": _FIELD.TYPE_STRING, "int64": _FIELD.TYPE_INT64, "uint32": _FIELD.TYPE_UINT32,
-                   "enum": _FIELD.TYPE_INT32}  # fmt: skip
+_SCALARS: Final = {
+    "string": _FIELD.TYPE_STRING,
+    "int64": _FIELD.TYPE_INT64,
+    "uint32": _FIELD.TYPE_UINT32,
+    "enum": _FIELD.TYPE_INT32,
+}
 _MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
-    "PodSandboxMetadata": {"name": (1, "string"), "uid": (2, "string"), "namespace": (3, "string"),
-                           "attempt": (4, "uint32")},
-    "PodSandbox": {"id": (1, "string"), "metadata": (2, "PodSandboxMetadata"), "state": (3, "enum"),
-                   "created_at": (4, "int64"), "labels": (5, "map"), "annotations": (6, "map")},
+    "PodSandboxMetadata": {
+        "name": (1, "string"),
+        "uid": (2, "string"),
+        "namespace": (3, "string"),
+        "attempt": (4, "uint32"),
+    },
+    "PodSandbox": {
+        "id": (1, "string"),
+        "metadata": (2, "PodSandboxMetadata"),
+        "state": (3, "enum"),
+        "created_at": (4, "int64"),
+        "labels": (5, "map"),
+        "annotations": (6, "map"),
+    },
     "ListPodSandboxRequest": {},
     "ListPodSandboxResponse": {"items": (1, "*PodSandbox")},
     "ImageSpec": {"image": (1, "string")},
     "ContainerMetadata": {"name": (1, "string"), "attempt": (2, "uint32")},
-    "Container": {"id": (1, "string"), "pod_sandbox_id": (2, "string"), "metadata": (3, "ContainerMetadata"),
-                  "image": (4, "ImageSpec"), "image_ref": (5, "string"), "state": (6, "enum"),
-                  "created_at": (7, "int64"), "labels": (8, "map"), "annotations": (9, "map")},
+    "Container": {
+        "id": (1, "string"),
+        "pod_sandbox_id": (2, "string"),
+        "metadata": (3, "ContainerMetadata"),
+        "image": (4, "ImageSpec"),
+        "image_ref": (5, "string"),
+        "state": (6, "enum"),
+        "created_at": (7, "int64"),
+        "labels": (8, "map"),
+        "annotations": (9, "map"),
+    },
     "ListContainersRequest": {},
     "ListContainersResponse": {"containers": (1, "*Container")},
     "NamespaceOption": {"network": (1, "enum"), "pid": (2, "enum"), "ipc": (3, "enum")},
     "LinuxSandboxSecurityContext": {"namespace_options": (1, "NamespaceOption")},
     "LinuxPodSandboxConfig": {"cgroup_parent": (1, "string"), "security_context": (2, "LinuxSandboxSecurityContext")},
-    "PodSandboxConfig": {"metadata": (1, "PodSandboxMetadata"), "labels": (6, "map"), "annotations": (7, "map"),
-                         "linux": (8, "LinuxPodSandboxConfig")},
+    "PodSandboxConfig": {
+        "metadata": (1, "PodSandboxMetadata"),
+        "labels": (6, "map"),
+        "annotations": (7, "map"),
+        "linux": (8, "LinuxPodSandboxConfig"),
+    },
     "RunPodSandboxRequest": {"config": (1, "PodSandboxConfig")},
     "RunPodSandboxResponse": {"pod_sandbox_id": (1, "string")},
     "ContainerConfig": {"metadata": (1, "ContainerMetadata"), "image": (2, "ImageSpec")},
-    "CreateContainerRequest": {"pod_sandbox_id": (1, "string"), "config": (2, "ContainerConfig"),
-                               "sandbox_config": (3, "PodSandboxConfig")},
+    "CreateContainerRequest": {
+        "pod_sandbox_id": (1, "string"),
+        "config": (2, "ContainerConfig"),
+        "sandbox_config": (3, "PodSandboxConfig"),
+    },
     "CreateContainerResponse": {"container_id": (1, "string")},
     "StartContainerRequest": {"container_id": (1, "string")},
     "StartContainerResponse": {},
@@ -51,7 +80,7 @@ _MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
     "StopPodSandboxResponse": {},
     "RemovePodSandboxRequest": {"pod_sandbox_id": (1, "string")},
     "RemovePodSandboxResponse": {},
-}  # fmt: skip
+}
 
 
 def _classes() -> dict[str, Any]:

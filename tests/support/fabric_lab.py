@@ -119,12 +119,19 @@ class FabricLab:
         return {
             "links": {
                 # A bridge takes its MAC from its ports, and loses it with the last.
-                row["ifname"]: (row["mtu"], row.get("master"), row["ifname"] == "br0" or row.get("address"),
-                                "UP" in row["flags"], row.get("inet6_addr_gen_mode"))
+                row["ifname"]: (
+                    row["mtu"],
+                    row.get("master"),
+                    row["ifname"] == "br0" or row.get("address"),
+                    "UP" in row["flags"],
+                    row.get("inet6_addr_gen_mode"),
+                )
                 for row in links
             },
             "addresses": {
-                (row["ifname"], info["local"]) for row in addresses for info in row["addr_info"]
+                (row["ifname"], info["local"])
+                for row in addresses
+                for info in row["addr_info"]
                 if info["family"] == "inet" and info["local"] != "127.0.0.1"
             },
             "sysctls": sysctls,
@@ -138,7 +145,7 @@ class FabricLab:
                 for path in Path(directory).glob(f"**/*{netns}*")
             ),
             "processes": ip("netns", "pids", netns).split(),
-        }  # fmt: skip
+        }
 
     def wait_until_whole(self, file: HostFile, *, within_s: float = 60.0) -> None:
         """Wait until `check` finds nothing."""

@@ -19,8 +19,12 @@ def finished(samples: int, startup: int = 5, interval_s: float = 0.1) -> RunProf
     columns["network_out_bytes_per_s"] = out.astype("<f8").tobytes()
     steps = round((samples - startup) * interval_s * 10)
     return RunProfile(
-        run="whole", task=TaskFeatures(task="t", parameter_count=PARAMETERS, epochs=1, samples_per_epoch=steps * 64),
-        configuration=Configuration(instance_type="local", workers=2, batch_size=32), interval_s=interval_s,
-        duration_s=samples * interval_s, end=RunEnd.FINISHED, exit_codes=(0, 0),
+        run="whole",
+        task=TaskFeatures(task="t", parameter_count=PARAMETERS, epochs=1, samples_per_epoch=steps * 64),
+        configuration=Configuration(instance_type="local", workers=2, batch_size=32),
+        interval_s=interval_s,
+        duration_s=samples * interval_s,
+        end=RunEnd.FINISHED,
+        exit_codes=(0, 0),
         workers=tuple(WorkerSeries(worker=name, **columns) for name in ("master", "worker-1")),
-    )  # fmt: skip
+    )

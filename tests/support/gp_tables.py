@@ -43,10 +43,17 @@ class World:
         parameters = int(1e5 * 4.0 ** (at % 4))
         flops = 2e6 * 3.0 ** (at % 3)
         return TaskFeatures(
-            task=self.names[at], parameter_count=parameters, layers=("Linear",) * (1 + at), input_elements=1000,
-            output_elements=10, optimizer="adam", learning_rate=1e-3, epochs=2, samples_per_epoch=20_000,
+            task=self.names[at],
+            parameter_count=parameters,
+            layers=("Linear",) * (1 + at),
+            input_elements=1000,
+            output_elements=10,
+            optimizer="adam",
+            learning_rate=1e-3,
+            epochs=2,
+            samples_per_epoch=20_000,
             forward_flops=flops,
-        )  # fmt: skip
+        )
 
     def seconds(self, task: TaskFeatures, configuration: Configuration) -> float:
         """The law: Amdahl's, with a ring's talking and a start."""
@@ -81,11 +88,15 @@ class World:
         tasks = [self.task(at) for at in range(self.tasks)] if self.local_runs else []
         return {
             f"local-{task.task}": RunProfile(
-                run=f"local-{task.task}", task=task, configuration=LOCAL, duration_s=self.seconds(task, LOCAL),
-                end=RunEnd.FINISHED, workers=(),
+                run=f"local-{task.task}",
+                task=task,
+                configuration=LOCAL,
+                duration_s=self.seconds(task, LOCAL),
+                end=RunEnd.FINISHED,
+                workers=(),
             )
             for task in tasks
-        }  # fmt: skip
+        }
 
     def _record(self, at: int, number: int, configuration: Configuration, factor: float) -> JobRecord:
         task = self.task(at)
@@ -94,12 +105,16 @@ class World:
         usd = MACHINES[configuration.instance_type][2]
         hours = (seconds or 0.0) * configuration.workers / 3600.0
         return JobRecord(
-            job=f"{task.task}-{number}", dataset="test", task=task, configuration=configuration,
-            state=JobState.OUT_OF_MEMORY if too_small else JobState.SUCCEEDED, duration_s=seconds,
+            job=f"{task.task}-{number}",
+            dataset="test",
+            task=task,
+            configuration=configuration,
+            state=JobState.OUT_OF_MEMORY if too_small else JobState.SUCCEEDED,
+            duration_s=seconds,
             cost_usd=None if too_small else usd * hours * self.billed,
             price=Price(usd_per_hour=usd, as_of=date(2026, 1, 1), source="test"),
             local_run=f"local-{task.task}" if self.local_runs else "",
-        )  # fmt: skip
+        )
 
 
 def of_task(records: Sequence[JobRecord], task: str) -> list[JobRecord]:
@@ -110,7 +125,9 @@ def of_task(records: Sequence[JobRecord], task: str) -> list[JobRecord]:
 def in_kind(record: JobRecord, name: str) -> JobRecord:
     """The record with its task's network named, and not described."""
     task = TaskFeatures(
-        task=record.task.task, epochs=record.task.epochs, samples_per_epoch=record.task.samples_per_epoch,
+        task=record.task.task,
+        epochs=record.task.epochs,
+        samples_per_epoch=record.task.samples_per_epoch,
         attributes={"network": name},
-    )  # fmt: skip
+    )
     return record.model_copy(update={"task": task})

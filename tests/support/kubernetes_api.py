@@ -74,11 +74,13 @@ class KubernetesApi:
     def kubeconfig(self, path: Path) -> Path:
         """A file that names this server."""
         content = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "it",
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
             "clusters": [{"name": "it", "cluster": {"server": self.url}}],
             "users": [{"name": "it", "user": {}}],
-        }  # fmt: skip
+        }
         path.write_text(yaml.safe_dump(content))
         return path
 

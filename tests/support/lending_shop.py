@@ -51,16 +51,27 @@ class Shop:
         rows = self.rows[node]
         self.seq += 1
         columns = {name: [0] * len(rows) for name in CfsBatch.column_types} | {
-            "periods": [1] * len(rows), "quota_us": [10_000] * len(rows), "limit_update_seq": [1 << 40] * len(rows),
+            "periods": [1] * len(rows),
+            "quota_us": [10_000] * len(rows),
+            "limit_update_seq": [1 << 40] * len(rows),
             "memory_limit_bytes": [row[0] * MIB for row in rows.values()],
             "memory_usage_bytes": [row[1] * MIB for row in rows.values()],
             "memory_reclaimable_bytes": [row[2] * MIB for row in rows.values()],
-        }  # fmt: skip
+        }
         return CfsBatch.build(
-            list(rows), columns, app="shop", node=node, incarnation=1, report_seq=self.seq, time_ns=self.now_ns,
-            period_us=100_000, host_cpus=4, reserve_given_bytes=self.given[node], reserve_update_seq=1 << 40,
+            list(rows),
+            columns,
+            app="shop",
+            node=node,
+            incarnation=1,
+            report_seq=self.seq,
+            time_ns=self.now_ns,
+            period_us=100_000,
+            host_cpus=4,
+            reserve_given_bytes=self.given[node],
+            reserve_update_seq=1 << 40,
             reserve_used_bytes=self.used[node],
-        )  # fmt: skip
+        )
 
     def carry_out(self, updates):
         for update in updates:
@@ -74,14 +85,21 @@ class Shop:
                 self.fair[update.node] = update.fair_share_bytes[0] // MIB, update.fair_growth_bytes[0] // MIB
             keys = update.keys or list(self.rows[update.node])
             columns = {
-                "quota_us": [10_000] * len(keys), "limit_update_seq": [update.seq] * len(keys),
+                "quota_us": [10_000] * len(keys),
+                "limit_update_seq": [update.seq] * len(keys),
                 "status": [0] * len(keys),
                 "limit_bytes": [self.rows[update.node][key][0] * MIB for key in keys],
-            }  # fmt: skip
-            told = {} if update.row_count else {
-                "apps": ("shop",), "reserve_given_bytes": (self.given[update.node],),
-                "reserve_used_bytes": (self.used[update.node],), "reserve_update_seq": (update.seq,),
-            }  # fmt: skip
+            }
+            told = (
+                {}
+                if update.row_count
+                else {
+                    "apps": ("shop",),
+                    "reserve_given_bytes": (self.given[update.node],),
+                    "reserve_used_bytes": (self.used[update.node],),
+                    "reserve_update_seq": (update.seq,),
+                }
+            )
             reply = LimitReply.build(
                 keys, columns, node=update.node, incarnation=1, report_seq=self.seq, epoch=5, seq=update.seq, **told
             )
@@ -90,9 +108,16 @@ class Shop:
 
     def ask(self, node, container, wanted_mib):
         request = MemoryRequest(
-            app="shop", node=node, incarnation=1, container=container, wanted_bytes=wanted_mib * MIB, usage_bytes=0,
-            limit_bytes=0, tasks_blocked=True, time_ns=0,
-        )  # fmt: skip
+            app="shop",
+            node=node,
+            incarnation=1,
+            container=container,
+            wanted_bytes=wanted_mib * MIB,
+            usage_bytes=0,
+            limit_bytes=0,
+            tasks_blocked=True,
+            time_ns=0,
+        )
         reply, outcome = self.allocation.request_memory(request, self.step_time())
         return reply, outcome.updates
 

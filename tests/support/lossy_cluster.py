@@ -111,10 +111,16 @@ class LossyCluster:
     def collect_requests(self, machine):
         for asked in machine.node.events.take_requests():
             request = MemoryRequest(
-                app=asked.app, node=machine.name, incarnation=machine.node.incarnation, container=asked.key,
-                wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
-                tasks_blocked=asked.paused, time_ns=self.now_ns,
-            )  # fmt: skip
+                app=asked.app,
+                node=machine.name,
+                incarnation=machine.node.incarnation,
+                container=asked.key,
+                wanted_bytes=asked.wanted_bytes,
+                usage_bytes=asked.usage_bytes,
+                limit_bytes=asked.limit_bytes,
+                tasks_blocked=asked.paused,
+                time_ns=self.now_ns,
+            )
             self.network.append(("ask", encode(request), machine, machine.node, asked))
 
     def silence(self, item):

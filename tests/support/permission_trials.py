@@ -65,16 +65,32 @@ _OTHERS: Final = {
 def _of_stream(name: str) -> Iterator[str]:
     """What may be asked of one stream and its consumers (https://docs.nats.io/reference/reference-protocols/nats_api_reference)."""
     for verb in (
-        "CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE",
-        "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE",
-    ):  # fmt: skip
+        "CREATE",
+        "UPDATE",
+        "INFO",
+        "DELETE",
+        "PURGE",
+        "MSG.GET",
+        "MSG.DELETE",
+        "SNAPSHOT",
+        "RESTORE",
+        "LEADER.STEPDOWN",
+        "PEER.REMOVE",
+    ):
         yield f"$JS.API.STREAM.{verb}.{name}_NOT"
     yield from (f"$JS.API.STREAM.{verb}.{name}" for verb in ("INFO", "MSG.GET"))
     yield from (f"$JS.API.DIRECT.GET.{name}", f"$JS.API.DIRECT.GET.{name}.x.1")
     yield from (f"$JS.API.CONSUMER.{verb}.{name}" for verb in ("CREATE", "LIST", "NAMES"))
     for verb in (
-        "CREATE", "DURABLE.CREATE", "INFO", "MSG.NEXT", "DELETE", "PAUSE", "UNPIN", "LEADER.STEPDOWN",
-    ):  # fmt: skip
+        "CREATE",
+        "DURABLE.CREATE",
+        "INFO",
+        "MSG.NEXT",
+        "DELETE",
+        "PAUSE",
+        "UNPIN",
+        "LEADER.STEPDOWN",
+    ):
         yield f"$JS.API.CONSUMER.{verb}.{name}.c"
     yield from (f"$JS.ACK.{name}.c.1.1.1.1.0", f"$JS.FC.{name}.c.x")
 

@@ -42,8 +42,14 @@ def write_image(path: Path, image: str = IMAGE) -> None:
             archive.add(file)
     process = {"Entrypoint": [PROGRAM, "infinity"]}
     layers = [f"sha256:{sha256(layer.getvalue()).hexdigest()}"]
-    config = json.dumps({"architecture": os.uname().machine.replace("x86_64", "amd64"), "os": "linux",
-                         "config": process, "rootfs": {"type": "layers", "diff_ids": layers}}).encode()  # fmt: skip
+    config = json.dumps(
+        {
+            "architecture": os.uname().machine.replace("x86_64", "amd64"),
+            "os": "linux",
+            "config": process,
+            "rootfs": {"type": "layers", "diff_ids": layers},
+        }
+    ).encode()
     files = {"config.json": config, "layer.tar": layer.getvalue()}
     files["manifest.json"] = json.dumps(
         [{"Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"]}]

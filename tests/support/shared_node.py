@@ -167,10 +167,16 @@ class SharedNode:
         self.told += self.node.events.take_events()
         for asked in self.node.events.take_requests():
             request = MemoryRequest(
-                app=asked.app, node="n1", incarnation=self.node.incarnation, container=asked.key,
-                wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
-                tasks_blocked=asked.paused, time_ns=self.now_ns,
-            )  # fmt: skip
+                app=asked.app,
+                node="n1",
+                incarnation=self.node.incarnation,
+                container=asked.key,
+                wanted_bytes=asked.wanted_bytes,
+                usage_bytes=asked.usage_bytes,
+                limit_bytes=asked.limit_bytes,
+                tasks_blocked=asked.paused,
+                time_ns=self.now_ns,
+            )
             if (why := self.node.budget.grant_refusal()) is not None:
                 self.node.memory.answered(asked, RequestOutcome(denial=why.sentence("n1")), self.now_ns)
             else:

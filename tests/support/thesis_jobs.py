@@ -14,10 +14,14 @@ from schemas.runs import RunEnd, RunProfile, WorkerSeries
 from services.advisor.core.table import Table, build
 
 MACHINES: Mapping[str, tuple[float, float, float]] = {
-    "n1-standard-4": (4, 15, 0.2185), "n1-standard-8": (8, 30, 0.437), "e2-standard-16": (16, 64, 0.6164),
-    "n1-highcpu-16": (16, 14.4, 0.652), "n1-highcpu-32": (32, 28.8, 1.304), "e2-highmem-8": (8, 64, 0.4157),
+    "n1-standard-4": (4, 15, 0.2185),
+    "n1-standard-8": (8, 30, 0.437),
+    "e2-standard-16": (16, 64, 0.6164),
+    "n1-highcpu-16": (16, 14.4, 0.652),
+    "n1-highcpu-32": (32, 28.8, 1.304),
+    "e2-highmem-8": (8, 64, 0.4157),
     "e2-highmem-16": (16, 128, 0.8314),
-}  # fmt: skip
+}
 """vCPU, GB and (made-up) dollars per hour by type."""
 WORKERS = (1, 2, 3, 4, 6, 8)
 BATCHES = (8, 16, 32, 64, 128, 256)
@@ -45,12 +49,16 @@ def nature(task: str) -> Nature:
         layers += [str(kind), "ReLU"]
     parameters = int(10 ** random.uniform(4.5, 8.0))
     about = TaskFeatures(
-        task=task, parameter_count=parameters, layers=(*layers, "Linear"),
+        task=task,
+        parameter_count=parameters,
+        layers=(*layers, "Linear"),
         optimizer=str(random.choice(["adam", "sgd"])),
-        input_elements=int(10 ** random.uniform(2, 5)), output_elements=int(random.integers(2, 20)),
-        learning_rate=float(random.choice([1e-4, 1e-3, 1e-2])), epochs=int(random.integers(3, 30)),
+        input_elements=int(10 ** random.uniform(2, 5)),
+        output_elements=int(random.integers(2, 20)),
+        learning_rate=float(random.choice([1e-4, 1e-3, 1e-2])),
+        epochs=int(random.integers(3, 30)),
         samples_per_epoch=int(10 ** random.uniform(4, 5)),
-    )  # fmt: skip
+    )
     return Nature(about, 10 ** random.uniform(0.5, 1.9), random.uniform(0.6, 0.97), 1e-3 + 2e-9 * parameters)
 
 
@@ -74,9 +82,14 @@ def jobs(tasks: Sequence[str] = TASKS, *, each: int = 90, noise: float = 0.05, s
             name, workers, batch = grid[at]
             vcpu, memory_gb, usd = MACHINES[name]
             where = Configuration(
-                instance_type=name, provider="gcp", workers=workers, batch_size=batch, vcpu=vcpu, memory_gb=memory_gb,
+                instance_type=name,
+                provider="gcp",
+                workers=workers,
+                batch_size=batch,
+                vcpu=vcpu,
+                memory_gb=memory_gb,
                 disk_gb=100,
-            )  # fmt: skip
+            )
             found.append(
                 JobRecord(
                     job=f"{task}-{at}",
@@ -112,9 +125,13 @@ def local_run(task: str, *, samples: int = 600) -> RunProfile:
     )
     where = Configuration(instance_type="local", provider="local", workers=3, batch_size=32, vcpu=5.0, memory_gb=64.0)
     return RunProfile(
-        run=f"run-{task}", task=of.about, configuration=where, duration_s=float(samples), end=RunEnd.TIMED_OUT,
+        run=f"run-{task}",
+        task=of.about,
+        configuration=where,
+        duration_s=float(samples),
+        end=RunEnd.TIMED_OUT,
         workers=workers,
-    )  # fmt: skip
+    )
 
 
 def table_of(tasks: Sequence[str] = TASKS, *, each: int = 90, with_series: bool = True, seed: int = 0) -> Table:

@@ -24,10 +24,15 @@ class Tool:
         """Start one, without the variables of the person who runs the tests."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_"))}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", f"services.collector.{tool}", *map(str, arguments),
-            cwd=ROOT, env=kept | {"XDG_CONFIG_HOME": "/nonexistent"} | (environment or {}),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            f"services.collector.{tool}",
+            *map(str, arguments),
+            cwd=ROOT,
+            env=kept | {"XDG_CONFIG_HOME": "/nonexistent"} | (environment or {}),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         return cls(process)
 
     async def until_event(self, event: str, within_s: float = 60.0, **fields: object) -> dict[str, Any]:

@@ -22,10 +22,17 @@ def features(task: str) -> TaskFeatures:
     """The features of a task; tasks differ by the digits in their names."""
     size = 1 + sum(map(ord, task)) % 7
     return TaskFeatures(
-        task=task, parameter_count=100_000 * size, layers=("Conv2d", "ReLU") * size + ("Linear",),
-        input_elements=784 * size, output_elements=10, optimizer="adam", learning_rate=1e-3, epochs=2,
-        samples_per_epoch=10_000, forward_flops=1e6 * size,
-    )  # fmt: skip
+        task=task,
+        parameter_count=100_000 * size,
+        layers=("Conv2d", "ReLU") * size + ("Linear",),
+        input_elements=784 * size,
+        output_elements=10,
+        optimizer="adam",
+        learning_rate=1e-3,
+        epochs=2,
+        samples_per_epoch=10_000,
+        forward_flops=1e6 * size,
+    )
 
 
 def seconds(task: TaskFeatures, where: Configuration) -> float:
@@ -39,9 +46,14 @@ def configuration(instance_type: str, workers: int, batch_size: int) -> Configur
     """One of the made-up machines."""
     vcpu, memory_gb, _ = MACHINES[instance_type]
     return Configuration(
-        instance_type=instance_type, provider="emulated", workers=workers, batch_size=batch_size, vcpu=vcpu,
-        memory_gb=memory_gb, network_gbps=1.0,
-    )  # fmt: skip
+        instance_type=instance_type,
+        provider="emulated",
+        workers=workers,
+        batch_size=batch_size,
+        vcpu=vcpu,
+        memory_gb=memory_gb,
+        network_gbps=1.0,
+    )
 
 
 def price(instance_type: str) -> Price:
@@ -93,6 +105,10 @@ def profile(task: str, *, samples: int = 30, run: str = "") -> RunProfile:
     )
     where = Configuration(instance_type="local", provider="local", workers=3, batch_size=32, vcpu=0.5, memory_gb=1.0)
     return RunProfile(
-        run=run or f"run-{task}", task=about, configuration=where, duration_s=float(samples), end=RunEnd.FINISHED,
+        run=run or f"run-{task}",
+        task=about,
+        configuration=where,
+        duration_s=float(samples),
+        end=RunEnd.FINISHED,
         workers=series,
-    )  # fmt: skip
+    )

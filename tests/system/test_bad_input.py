@@ -144,13 +144,26 @@ async def test_good_messages_in_the_wrong_place_change_nothing(cluster, raw, con
     """Another type than the subject's, a batch that names another origin, another node's order."""
     columns = {name: [1] for name in CfsBatch.column_types}
     ghost_batch = CfsBatch.build(
-        ["ghost-000000000000"], columns, app="ghost", node="ghost", incarnation=1, report_seq=1, time_ns=1,
-        period_us=100_000, host_cpus=2,
-    )  # fmt: skip
+        ["ghost-000000000000"],
+        columns,
+        app="ghost",
+        node="ghost",
+        incarnation=1,
+        report_seq=1,
+        time_ns=1,
+        period_us=100_000,
+        host_cpus=2,
+    )
     order = LimitUpdate.build(
-        [container.key], {"quota_us": [1_000], "limit_bytes": [4096]}, node="n1", incarnation=1, epoch=1 << 60, seq=1,
-        time_ns=1, apps=(SPEC.name,),
-    )  # fmt: skip
+        [container.key],
+        {"quota_us": [1_000], "limit_bytes": [4096]},
+        node="n1",
+        incarnation=1,
+        epoch=1 << 60,
+        seq=1,
+        time_ns=1,
+        apps=(SPEC.name,),
+    )
     messages: list[Message] = [ghost_batch, order, SPEC, StateRequest(), container_event(1), node_info(1)]
     [allocator] = cluster.running("allocator")
     misplaced = await allocator.metric("turnbuckle_allocator_subject_mismatch_total")

@@ -33,11 +33,16 @@ MIB = 1 << 20
 def load(app: str) -> dict[str, object]:
     """An application whose demand changes every few periods, so that there is always something to decide."""
     containers = [
-        {"name": name, "threads": 2, "phases": [
-            {"duration_s": 0.5, "cpu_cores": low, "memory_bytes": 50 * MIB},
-            {"duration_s": 0.5, "cpu_cores": high, "memory_bytes": 60 * MIB},
-        ]} for name, low, high in (("web", 0.05, 0.6), ("api", 0.5, 0.1))
-    ]  # fmt: skip
+        {
+            "name": name,
+            "threads": 2,
+            "phases": [
+                {"duration_s": 0.5, "cpu_cores": low, "memory_bytes": 50 * MIB},
+                {"duration_s": 0.5, "cpu_cores": high, "memory_bytes": 60 * MIB},
+            ],
+        }
+        for name, low, high in (("web", 0.05, 0.6), ("api", 0.5, 0.1))
+    ]
     return {"app": app, "scenario": {"containers": containers}, "quota_us": 30_000, "limit_bytes": 128 * MIB}
 
 
@@ -65,9 +70,13 @@ class Lab:
         for number in range(2):
             self.launch("allocator", number)
         self.launch(
-            "agent", 0, AGENT__HOST="simulated", AGENT__NODE="n1", AGENT__SCENARIO_FILE=str(scenario),
+            "agent",
+            0,
+            AGENT__HOST="simulated",
+            AGENT__NODE="n1",
+            AGENT__SCENARIO_FILE=str(scenario),
             AGENT__STATE_DIRECTORY=str(self.directory / "state"),
-        )  # fmt: skip
+        )
         for service in self.services:
             await service.ready(60)
 

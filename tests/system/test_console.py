@@ -108,9 +108,16 @@ async def test_limits_and_usage_move(stack: Stack) -> None:
 async def test_events_come_as_they_happen_and_stay_text(stack: Stack) -> None:
     page = await stack.page()
     event = ContainerEvent(
-        change=ContainerChange.REJECTED, app="demo", node="elsewhere", container="x-0123456789ab", name="x",
-        source=ContainerSource.DOCKER, time_ns=time.time_ns(), incarnation=1, reason=HOSTILE,
-    )  # fmt: skip
+        change=ContainerChange.REJECTED,
+        app="demo",
+        node="elsewhere",
+        container="x-0123456789ab",
+        name="x",
+        source=ContainerSource.DOCKER,
+        time_ns=time.time_ns(),
+        incarnation=1,
+        reason=HOSTILE,
+    )
     subject = CONTAINER_EVENTS.subject(stack.bus.root, app="demo", node="elsewhere")
     stack.bus.publish_event(subject, event, message_id="console-hostile")
     line = page.locator(".event", has_text="elsewhere")
@@ -120,9 +127,18 @@ async def test_events_come_as_they_happen_and_stay_text(stack: Stack) -> None:
     await page.get_by_role("button", name="Containers").click()
     await line.wait_for(state="detached", timeout=WITHIN_MS)
     route = RouteEvent(
-        kind=RouteKind.OVERRIDE, node="gpu-01", incarnation=1, seq=1, source="fast_path", time_ns=time.time_ns(),
-        destination="10.0.0.2", before=("up0", "up1"), after=("up1",), latency_us=910, reason="BFD went down",
-    )  # fmt: skip
+        kind=RouteKind.OVERRIDE,
+        node="gpu-01",
+        incarnation=1,
+        seq=1,
+        source="fast_path",
+        time_ns=time.time_ns(),
+        destination="10.0.0.2",
+        before=("up0", "up1"),
+        after=("up1",),
+        latency_us=910,
+        reason="BFD went down",
+    )
     stack.bus.publish_event(ROUTE_EVENTS.subject(stack.bus.root, node="gpu-01"), route, message_id="console-route")
     line = page.locator(".event.route", has_text="override")
     await line.wait_for(timeout=WITHIN_MS)

@@ -22,8 +22,9 @@ async def test_limits_of_two_applications_stay_within_the_ratio_and_what_is_refu
     bare_cluster: ClusterLab, record_figure
 ) -> None:
     cluster = bare_cluster
-    agent = cluster.launch("agent", AGENT__NODE="n1", AGENT__MANAGED_ROOT=cluster.root, AGENT__DOCKER="off",
-                           AGENT__CPU_OVERCOMMIT="0.5")  # fmt: skip
+    agent = cluster.launch(
+        "agent", AGENT__NODE="n1", AGENT__MANAGED_ROOT=cluster.root, AGENT__DOCKER="off", AGENT__CPU_OVERCOMMIT="0.5"
+    )
     allocator = cluster.launch_allocator()
     await agent.ready()
     await allocator.ready()

@@ -206,9 +206,12 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 async def test_a_state_directory_that_is_full_at_the_start_ends_the_agent_with_a_remedy(bare_cluster, tiny):
     fill(tiny)
     agent = bare_cluster.launch(
-        "agent", AGENT__NODE="n6", AGENT__MANAGED_ROOT=f"{bare_cluster.root}-t", AGENT__DOCKER="off",
+        "agent",
+        AGENT__NODE="n6",
+        AGENT__MANAGED_ROOT=f"{bare_cluster.root}-t",
+        AGENT__DOCKER="off",
         AGENT__STATE_DIRECTORY=str(tiny),
-    )  # fmt: skip
+    )
     assert await agent.exit_code() == 78
     log = agent.log_path.read_text(encoding="utf-8")
     assert "No space left on device" in log

@@ -60,9 +60,14 @@ async def busy(bare_cluster: ClusterLab, engine: DockerLab, proxy: CuttableProxy
         for number in range(2):
             labels = {"turnbuckle.app": spec.name, "turnbuckle.name": f"d{number}"}
             engine.run(
-                "sh", "-c", "while :; do :; done",
-                name=f"{spec.name}{number}", labels=labels, cgroup_parent=f"/{root}/{spec.name}", network_mode="none",
-            )  # fmt: skip
+                "sh",
+                "-c",
+                "while :; do :; done",
+                name=f"{spec.name}{number}",
+                labels=labels,
+                cgroup_parent=f"/{root}/{spec.name}",
+                network_mode="none",
+            )
     for number in range(2):
         bare_cluster.container(MIXED.name, f"e{number}").tell("burn")
     count = 6

@@ -37,8 +37,13 @@ async def test_growers_of_two_applications_are_refused_before_the_node_is_full(
 ) -> None:
     """Each grows by 100 MiB/s towards 1.5 GiB; 1792 MiB are allocatable."""
     cluster = bare_cluster
-    agent = cluster.launch("agent", AGENT__NODE="n1", AGENT__MANAGED_ROOT=cluster.root, AGENT__DOCKER="off",
-                           AGENT__NODE_MEMORY_BYTES="2GiB")  # fmt: skip
+    agent = cluster.launch(
+        "agent",
+        AGENT__NODE="n1",
+        AGENT__MANAGED_ROOT=cluster.root,
+        AGENT__DOCKER="off",
+        AGENT__NODE_MEMORY_BYTES="2GiB",
+    )
     allocator = cluster.launch_allocator()
     await agent.ready()
     await allocator.ready()

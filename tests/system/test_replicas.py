@@ -291,9 +291,15 @@ async def assert_refused(shared: Shared, app: str, epoch: int) -> None:
         await until(lambda: log.messages, what="a batch")
     [batch] = log.messages[:1]
     order = LimitUpdate.build(
-        [container.key], columns, node="n1", incarnation=batch.incarnation, epoch=epoch, seq=1 << 40, time_ns=0,
+        [container.key],
+        columns,
+        node="n1",
+        incarnation=batch.incarnation,
+        epoch=epoch,
+        seq=1 << 40,
+        time_ns=0,
         apps=(app,),
-    )  # fmt: skip
+    )
     reply = await shared.cluster.bus.request(
         LIMIT_UPDATES.subject(shared.cluster.bus.root, node="n1"), order, timeout_s=2
     )

@@ -26,9 +26,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 UP = [sys.executable, "-m", "services.cli", "up"]
 FIGURES = {
-    "containers", "periods", "decisions", "quota_writes", "no_op_writes", "oom_kills", "throttled_share",
-    "median_cpu_slack_cores", "median_memory_slack_bytes", "memory_events", "drifts",
-}  # fmt: skip
+    "containers",
+    "periods",
+    "decisions",
+    "quota_writes",
+    "no_op_writes",
+    "oom_kills",
+    "throttled_share",
+    "median_cpu_slack_cores",
+    "median_memory_slack_bytes",
+    "memory_events",
+    "drifts",
+}
 
 
 @pytest.fixture

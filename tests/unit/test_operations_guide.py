@@ -20,10 +20,15 @@ COMMANDS: Any = {name: GROUP.load(name) for name in GROUP.commands}
 NO_METRICS = {"turnbuckle_job"}
 """A label of cloud jobs."""
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([
-    *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/runbooks").glob("*.md"),
-    *(ROOT / "services").glob("*/README.md"), *(ROOT / "compose").rglob("README.md"),
-])  # fmt: skip
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/runbooks").glob("*.md"),
+        *(ROOT / "services").glob("*/README.md"),
+        *(ROOT / "compose").rglob("README.md"),
+    ]
+)
 OLD_NAMES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n### Renamed\n")[2].partition("\n### ")[0]
 """The one place that names what there was."""
 GUIDE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -63,5 +68,6 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 def test_the_streams_that_are_backed_up_exist() -> None:
     assert set(re.findall(r"nats stream backup (TB_\w+)", GUIDE)) == {
-        JOB_STREAM.stream_name("tb"), RUN_STREAM.stream_name("tb")
-    }  # fmt: skip
+        JOB_STREAM.stream_name("tb"),
+        RUN_STREAM.stream_name("tb"),
+    }

@@ -9,10 +9,26 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = (
-    "advisor", "architecture", "autoscalers", "benchmarks", "compose", "dataset", "design-critique", "edge", "events",
-    "glossary", "how-it-works", "install", "known-limitations", "kubernetes", "newcomer", "operations", "runtimes",
-    "security", "tracing",
-)  # fmt: skip
+    "advisor",
+    "architecture",
+    "autoscalers",
+    "benchmarks",
+    "compose",
+    "dataset",
+    "design-critique",
+    "edge",
+    "events",
+    "glossary",
+    "how-it-works",
+    "install",
+    "known-limitations",
+    "kubernetes",
+    "newcomer",
+    "operations",
+    "runtimes",
+    "security",
+    "tracing",
+)
 
 
 @pytest.mark.parametrize("name", PAGES)

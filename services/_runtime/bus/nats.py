@@ -155,8 +155,13 @@ class NatsBus(NatsSession):
                 if error.err_code != _TOO_LONG:
                     raise
                 self.dispatch.counts["events_dropped"] += 1  # a retry would fail for ever and block the queue
-                log_once(self.dispatch.log.error, self.dispatch.limiter, "event_too_large", subject=event.subject,
-                         size_bytes=len(event.data))  # fmt: skip
+                log_once(
+                    self.dispatch.log.error,
+                    self.dispatch.limiter,
+                    "event_too_large",
+                    subject=event.subject,
+                    size_bytes=len(event.data),
+                )
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
         """Receive observations."""

@@ -61,9 +61,13 @@ async def declare(jetstream: JetStreamContext, options: BusOptions, dispatch: Di
             except RefusedError as error:
                 refused.append(declaration.name)
                 log_once(
-                    dispatch.log.warning, dispatch.limiter, f"not_declared_{declaration.name}", _LOG_EVERY_S,
-                    error=str(error), remedy="an operator does it: turnbuckle nats declare",
-                )  # fmt: skip
+                    dispatch.log.warning,
+                    dispatch.limiter,
+                    f"not_declared_{declaration.name}",
+                    _LOG_EVERY_S,
+                    error=str(error),
+                    remedy="an operator does it: turnbuckle nats declare",
+                )
     return refused
 
 

@@ -84,10 +84,15 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
 def _run(tool: Tool, given: list[str], *, as_json: bool) -> int:
     try:
         process = subprocess.Popen(  # noqa: S603 - our own tools
-            tool.command(given), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            tool.command(given),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             # In a session of its own: Ctrl-C reaches it once, from here, and it stops its children itself.
-            start_new_session=True, preexec_fn=lambda: die_with_parent(signal.SIGINT),  # noqa: PLW1509 - one prctl
-        )  # fmt: skip
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGINT),  # noqa: PLW1509 - one prctl
+        )
     except OSError as error:
         raise CommandError(f"{tool.name} cannot be started: {error.strerror}") from error
     with process, _forwarding_interrupts(process):

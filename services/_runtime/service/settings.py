@@ -330,6 +330,8 @@ def _is_list(annotation: Any) -> bool:
 
 def _type_name(field: FieldInfo) -> str:
     parts = [part for part in _parts(field.annotation) if part is not type(None)]
-    names = [typing.get_args(part) if typing.get_origin(part) is typing.Literal else [getattr(part, "__name__", part)]
-             for part in parts]  # fmt: skip
+    names = [
+        typing.get_args(part) if typing.get_origin(part) is typing.Literal else [getattr(part, "__name__", part)]
+        for part in parts
+    ]
     return " | ".join(str(name) for part in names for name in part)

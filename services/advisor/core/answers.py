@@ -307,10 +307,9 @@ def _risks(scored: ScoredConfigurations, request: RankRequest, best: IntArray) -
 
 def _summary(prediction: ConfigurationPrediction, neighbours: tuple[Neighbour, ...], level: float) -> str:
     time_s, cost = prediction.time_s, prediction.cost_usd
-    estimate = (
-        f"{time_s.median:.4g} s ({time_s.low:.4g} to {time_s.high:.4g} s with {level:.0%})"
-        + (f", ${cost.median:.4g} (${cost.low:.4g} to ${cost.high:.4g})" if cost is not None else ", no price known")
-    )  # fmt: skip
+    estimate = f"{time_s.median:.4g} s ({time_s.low:.4g} to {time_s.high:.4g} s with {level:.0%})" + (
+        f", ${cost.median:.4g} (${cost.low:.4g} to ${cost.high:.4g})" if cost is not None else ", no price known"
+    )
     parts = [estimate if prediction.known else f"not known: {prediction.why_unknown}; a guess is {estimate}"]
     if prediction.reasons:
         parts.append("strongest: " + "; ".join(prediction.reasons))

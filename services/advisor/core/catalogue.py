@@ -60,8 +60,10 @@ class Snapshot:
 
 def digest_of(snapshot: Snapshot) -> str:
     """Return a digest of the prices themselves: the same text is the same snapshot."""
-    rows = sorted((one.instance_type, one.vcpu, one.memory_gb, one.usd_per_hour, one.spot_usd_per_hour or -1.0)
-                  for one in snapshot.machines)  # fmt: skip
+    rows = sorted(
+        (one.instance_type, one.vcpu, one.memory_gb, one.usd_per_hour, one.spot_usd_per_hour or -1.0)
+        for one in snapshot.machines
+    )
     canonical = json.dumps([snapshot.source, snapshot.as_of.isoformat(), snapshot.region, rows])
     return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
@@ -92,9 +94,15 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
         _check_format(fields["format"], where)
         machines = tuple(_machine(dict(row), f"{where}: machine {at}") for at, row in enumerate(fields["machines"]))
         snapshot = Snapshot(
-            str(fields["source"]), str(fields["provider"]), date.fromisoformat(fields["as_of"]), str(fields["region"]),
-            str(fields["note"]), machines, str(fields.get("made", "")), bool(fields.get("checked", True)),
-        )  # fmt: skip
+            str(fields["source"]),
+            str(fields["provider"]),
+            date.fromisoformat(fields["as_of"]),
+            str(fields["region"]),
+            str(fields["note"]),
+            machines,
+            str(fields.get("made", "")),
+            bool(fields.get("checked", True)),
+        )
     except BadCatalogueError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -235,9 +243,12 @@ def listing(
     for snapshot in ranked:
         for machine in snapshot.machines:
             price = Price(
-                usd_per_hour=machine.usd_per_hour, spot_usd_per_hour=machine.spot_usd_per_hour,
-                as_of=snapshot.as_of, source=snapshot.source, snapshot=snapshot.digest,
-            )  # fmt: skip
+                usd_per_hour=machine.usd_per_hour,
+                spot_usd_per_hour=machine.spot_usd_per_hour,
+                as_of=snapshot.as_of,
+                source=snapshot.source,
+                snapshot=snapshot.digest,
+            )
             machines.setdefault((snapshot.provider, machine.instance_type), (machine, price))
     unchecked = frozenset(source for source, snapshot in newest.items() if not snapshot.checked)
     return Listing(_recorded(records, as_of) | machines, unchecked)
@@ -252,8 +263,12 @@ def _recorded(records: Iterable[JobRecord], as_of: date | None) -> dict[tuple[st
         key = (where.provider, where.instance_type)
         if key not in found or found[key][1].as_of < price.as_of:
             machine = Machine(
-                where.instance_type, where.vcpu, where.memory_gb, price.usd_per_hour, price.spot_usd_per_hour,
+                where.instance_type,
+                where.vcpu,
+                where.memory_gb,
+                price.usd_per_hour,
+                price.spot_usd_per_hour,
                 where.network_gbps,
-            )  # fmt: skip
+            )
             found[key] = (machine, price)
     return found

@@ -112,9 +112,14 @@ def _attributes(prefix: str, attributes: Attributes) -> dict[str, float]:
 
 
 _TASK_NUMBERS: Final = (
-    "parameter_count", "input_elements", "output_elements", "learning_rate", "epochs", "samples_per_epoch",
+    "parameter_count",
+    "input_elements",
+    "output_elements",
+    "learning_rate",
+    "epochs",
+    "samples_per_epoch",
     "forward_flops",
-)  # fmt: skip
+)
 _CONFIGURATION_NUMBERS: Final = ("workers", "batch_size", "vcpu", "memory_gb", "disk_gb", "network_gbps")
 
 

@@ -103,9 +103,13 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         for source, day in sorted(unchecked)
     ]
     return CompletedQuestion(
-        task, profile, tuple(one for one, _ in pairs), tuple(price for _, price in pairs), tuple(warnings),
+        task,
+        profile,
+        tuple(one for one, _ in pairs),
+        tuple(price for _, price in pairs),
+        tuple(warnings),
         whole_job_duration(task, profile).why_unknown,
-    )  # fmt: skip
+    )
 
 
 def _check_attributes(where: str, attributes: Attributes) -> None:

@@ -16,9 +16,14 @@ from services.advisor.models.gp.kernel import Similarity
 from services.advisor.models.gp.space import Points, Space
 
 _MACHINE: Final = (
-    "config.vcpu", "config.memory_gb", "config.disk_gb", "config.network_gbps", "config.instance_type",
-    "config.provider", "config.price_usd_per_hour",
-)  # fmt: skip
+    "config.vcpu",
+    "config.memory_gb",
+    "config.disk_gb",
+    "config.network_gbps",
+    "config.instance_type",
+    "config.provider",
+    "config.price_usd_per_hour",
+)
 _RATIOS: Final = {
     "cores": "cores of all workers",
     "comm_compute_ratio": "gradient bytes per operation",

@@ -131,8 +131,11 @@ def _show(answer: Answer, file: JobYaml | None, outputs: Outputs) -> None:
     if outputs.as_json:
         plain = to_plain(reply)
         if answer.measured is not None:
-            plain["measured"] = {"task": answer.measured.task, "time_s": answer.measured.time_s,
-                                 "cost_usd": answer.measured.cost_usd}  # fmt: skip
+            plain["measured"] = {
+                "task": answer.measured.task,
+                "time_s": answer.measured.time_s,
+                "cost_usd": answer.measured.cost_usd,
+            }
         print_json(plain)
     else:
         print_answer(stdout_console(), answer)

@@ -148,10 +148,11 @@ def _measurements(records: list[JobRecord], request: RankRequest) -> Measurement
         if record.price is not None:
             costs[name].append(record.price.usd_per_hour * where.workers * record.duration_s / SECONDS_PER_HOUR)
     return Measurements(
-        request.task.task, request.objective,
+        request.task.task,
+        request.objective,
         {name: _mean(values) for name, values in times.items()},
         {name: _mean(values) for name, values in costs.items()},
-    )  # fmt: skip
+    )
 
 
 def _mean(values: list[float]) -> float:

@@ -127,8 +127,15 @@ def _by_task(records: Sequence[JobRecord]) -> Table:
     for record in records:
         groups[record.dataset, record.task.task].append(record)
     table = Table(box=None, header_style="bold")
-    for name, justify in (("dataset", "left"), ("task", "left"), ("jobs", "right"), ("succeeded", "right"),
-                          ("configurations", "right"), ("time", "right"), ("cost", "right")):  # fmt: skip
+    for name, justify in (
+        ("dataset", "left"),
+        ("task", "left"),
+        ("jobs", "right"),
+        ("succeeded", "right"),
+        ("configurations", "right"),
+        ("time", "right"),
+        ("cost", "right"),
+    ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for (dataset, task), mine in sorted(groups.items()):
         ran = [record for record in mine if record.state is JobState.SUCCEEDED]
@@ -136,10 +143,14 @@ def _by_task(records: Sequence[JobRecord]) -> Table:
         costs = sorted(record.cost_usd for record in ran if record.cost_usd is not None)
         kinds = {configuration_name(record.configuration) for record in mine}
         table.add_row(
-            escape(dataset), escape(task), str(len(mine)), str(len(ran)), str(len(kinds)),
+            escape(dataset),
+            escape(task),
+            str(len(mine)),
+            str(len(ran)),
+            str(len(kinds)),
             f"{seconds(times[0])} to {seconds(times[-1])}" if times else "-",
             f"{dollars(costs[0])} to {dollars(costs[-1])}" if costs else "-",
-        )  # fmt: skip
+        )
     return table
 
 
@@ -151,10 +162,13 @@ def _each(records: Sequence[JobRecord]) -> Table:
     table.add_column("cost", justify="right")
     for record in records:
         table.add_row(
-            escape(record.job), escape(record.task.task), escape(configuration_name(record.configuration)),
-            str(record.state), "-" if record.duration_s is None else seconds(record.duration_s),
+            escape(record.job),
+            escape(record.task.task),
+            escape(configuration_name(record.configuration)),
+            str(record.state),
+            "-" if record.duration_s is None else seconds(record.duration_s),
             "-" if record.cost_usd is None else dollars(record.cost_usd),
-        )  # fmt: skip
+        )
     return table
 
 

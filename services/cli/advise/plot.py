@@ -34,10 +34,14 @@ _LABELS: Final = 8
 _LEAST_TICKS: Final = 3
 _MOST_TICKS: Final = 8
 _ROUND_TIMES_S: Final = (
-    *(step * 10.0**power for power in range(-2, 1) for step in (1, 2, 5)), 10.0, 20.0, 30.0,
-    *(60.0 * minutes for minutes in (1, 2, 5, 10, 20, 30)), *(3_600.0 * hours for hours in (1, 2, 4, 8, 12)),
+    *(step * 10.0**power for power in range(-2, 1) for step in (1, 2, 5)),
+    10.0,
+    20.0,
+    30.0,
+    *(60.0 * minutes for minutes in (1, 2, 5, 10, 20, 30)),
+    *(3_600.0 * hours for hours in (1, 2, 4, 8, 12)),
     *(86_400.0 * days for days in (1, 2, 5, 10, 20, 50, 100)),
-)  # fmt: skip
+)
 _ROUND_DOLLARS: Final = tuple(step * 10.0**power for power in range(-7, 7) for step in (1, 2, 5))
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,
@@ -112,9 +116,18 @@ def _draw_points(axes: Axes, found: list[_Point], colour: str, label: str) -> No
         for each in ([one.time_s for one in found], [one.cost for one in found])
     )
     axes.errorbar(
-        [one.time_s.median for one in found], [one.cost.median for one in found], xerr=wide, yerr=high, fmt="o",
-        markersize=5, color=colour, ecolor=colour, elinewidth=0.7, alpha=0.8, label=label,
-    )  # fmt: skip
+        [one.time_s.median for one in found],
+        [one.cost.median for one in found],
+        xerr=wide,
+        yerr=high,
+        fmt="o",
+        markersize=5,
+        color=colour,
+        ecolor=colour,
+        elinewidth=0.7,
+        alpha=0.8,
+        label=label,
+    )
 
 
 def _label(axes: Axes, front: list[_Point]) -> None:

@@ -118,8 +118,12 @@ def ranking(answer: Answer) -> Table:
         table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("")
     for place, one in enumerate(reply.ranked, 1):
-        row = [str(place), escape(configuration_name(one.configuration)), time_span(one.time_s),
-               cost_span(one.cost_usd)]  # fmt: skip
+        row = [
+            str(place),
+            escape(configuration_name(one.configuration)),
+            time_span(one.time_s),
+            cost_span(one.cost_usd),
+        ]
         if spot:
             row.append(cost_span(one.spot_cost_usd) if answer.spot else _middle(one.spot_cost_usd))
         row.append("yes" if one.feasible >= _HIGH_CONFIDENCE else f"[yellow]{one.feasible:.0%}[/]")

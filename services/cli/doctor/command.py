@@ -26,8 +26,12 @@ Examples:
 
   turnbuckle doctor --json | jq '.[] | select(.level != "ok")'
 """
-_MARKS: Final = {Level.OK: "[green]ok[/]", Level.NOTE: "[cyan]note[/]", Level.MISSING: "[yellow]missing[/]",
-                 Level.FAILED: "[bold red]failed[/]"}  # fmt: skip
+_MARKS: Final = {
+    Level.OK: "[green]ok[/]",
+    Level.NOTE: "[cyan]note[/]",
+    Level.MISSING: "[yellow]missing[/]",
+    Level.FAILED: "[bold red]failed[/]",
+}
 
 
 def doctor_command(

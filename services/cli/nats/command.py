@@ -99,8 +99,12 @@ def config_command(  # noqa: PLR0913 - a command's options are its parameters
     from services.cli.nats.certificates import ensure  # noqa: PLC0415 - cryptography loads slowly
     from services.cli.nats.report import Report  # noqa: PLC0415 - as above
 
-    for address, option in ((listen, "listen"), (websocket, "websocket"), (monitor, "monitor"),
-                            (cluster_listen, "cluster-listen")):  # fmt: skip
+    for address, option in (
+        (listen, "listen"),
+        (websocket, "websocket"),
+        (monitor, "monitor"),
+        (cluster_listen, "cluster-listen"),
+    ):
         _check_address(address, f"--{option}")
     hosts = _hosts(cluster) if cluster else ()
     names = _certificate_hosts(host or [], hosts, listen)

@@ -122,8 +122,14 @@ def _websocket_lines(plan: ServerPlan) -> list[str]:
     if plan.websocket is None:
         return []
     secure = ["  tls {", *(f"  {line}" for line in _tls_lines(plan)), "  }"] if plan.tls else ["  no_tls: true"]
-    return ["# For the web console, that is for observers.", "websocket {", f"  listen: {json.dumps(plan.websocket)}",
-            *secure, "  compression: true", "}"]  # fmt: skip
+    return [
+        "# For the web console, that is for observers.",
+        "websocket {",
+        f"  listen: {json.dumps(plan.websocket)}",
+        *secure,
+        "  compression: true",
+        "}",
+    ]
 
 
 def _tls_lines(plan: ServerPlan) -> list[str]:
@@ -141,9 +147,13 @@ def cluster_text(plan: ServerPlan, server: str) -> str:
     routes = [
         f"nats-route://route:{cluster.password}@{host}:{cluster.port}" for host in cluster.hosts if host != server
     ]
-    secure = ["  tls {", *(f"  {line}" for line in _tls_lines(plan)),
-              f"    ca_file: {json.dumps(plan.directory.rstrip('/') + '/tls/ca.pem')}",
-              "    verify: true", "  }"]  # fmt: skip
+    secure = [
+        "  tls {",
+        *(f"  {line}" for line in _tls_lines(plan)),
+        f"    ca_file: {json.dumps(plan.directory.rstrip('/') + '/tls/ca.pem')}",
+        "    verify: true",
+        "  }",
+    ]
     return "\n".join(
         [
             MADE_BY + "cluster {",

@@ -106,9 +106,15 @@ def _by_bytes(profile: RunProfile, found: Throughput) -> Rate | None:
     took_s = np.diff(ends_s)
     steady_s = took_s[warm_up(took_s) :]
     return Rate(
-        Unit.STEP, group / float(steady_s.mean()), float(np.hypot(block_error(steady_s), BYTES_ERROR)),
-        found.startup_s, interval_s, Method.NETWORK, float(group * len(ends_s)), found.startup_s + float(ends_s[-1]),
-    )  # fmt: skip
+        Unit.STEP,
+        group / float(steady_s.mean()),
+        float(np.hypot(block_error(steady_s), BYTES_ERROR)),
+        found.startup_s,
+        interval_s,
+        Method.NETWORK,
+        float(group * len(ends_s)),
+        found.startup_s + float(ends_s[-1]),
+    )
 
 
 def block_error(values: Series | Sequence[float]) -> float:

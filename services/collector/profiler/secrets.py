@@ -14,11 +14,30 @@ from typing import Final
 MASK: Final = "***"
 _SECRET_WORDS: Final = frozenset(
     {
-        "password", "passwd", "passphrase", "passcode", "pwd", "pw", "secret", "secrets", "token", "credential",
-        "credentials", "apikey", "accesskey", "secretkey", "privatekey", "authtoken", "bearer", "authorization",
-        "cookie", "dsn", "sas", "pat",
+        "password",
+        "passwd",
+        "passphrase",
+        "passcode",
+        "pwd",
+        "pw",
+        "secret",
+        "secrets",
+        "token",
+        "credential",
+        "credentials",
+        "apikey",
+        "accesskey",
+        "secretkey",
+        "privatekey",
+        "authtoken",
+        "bearer",
+        "authorization",
+        "cookie",
+        "dsn",
+        "sas",
+        "pat",
     }
-)  # fmt: skip
+)
 _SECRET_ENDINGS: Final = ("password", "passwd", "passphrase", "secret", "token", "apikey")
 _KEY_KINDS: Final = frozenset({"api", "access", "secret", "private", "auth", "account", "encryption", "license", "ssh"})
 """What makes a word ``key`` a secret: ``--api-key``, but not ``--sort-key``."""

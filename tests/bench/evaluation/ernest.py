@@ -33,8 +33,10 @@ def fit_terms(design: FloatArray, time_s: FloatArray) -> FloatArray:
 
 def machine_of(table: Table) -> list[str]:
     """Return what is the same for rows that differ in the number of workers only, by row."""
-    return [f"{key}".replace(f" x{workers} ", " x* ") for key, workers in zip(
-        table.configuration_key, table.workers, strict=True)]  # fmt: skip
+    return [
+        f"{key}".replace(f" x{workers} ", " x* ")
+        for key, workers in zip(table.configuration_key, table.workers, strict=True)
+    ]
 
 
 def parallelism(table: Table) -> FloatArray:

@@ -137,9 +137,17 @@ def _question(model: Regressor | Ranker, table: Table, split: Split, task: str, 
     counted = table.completed(model.target)[rows]
     labels = top_labels(table.task[rows], np.where(counted, values, np.nan))
     return Answer(
-        model.name, model.target, split.name, task, rows, values, counted, table.feasible[rows], labels,
+        model.name,
+        model.target,
+        split.name,
+        task,
+        rows,
+        values,
+        counted,
+        table.feasible[rows],
+        labels,
         scores=np.zeros(len(rows)),
-    )  # fmt: skip
+    )
 
 
 def evaluate_split(

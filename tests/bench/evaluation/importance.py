@@ -15,8 +15,10 @@ from services.advisor.models.baselines.regressor_model import Fitted
 from tests.bench.evaluation import metrics
 
 _ALSO_IN: Final = {
-    "config.workers": "workers", "config.price_usd_per_hour": "price_usd_per_hour", "local.time_s": "reference_time_s",
-}  # fmt: skip
+    "config.workers": "workers",
+    "config.price_usd_per_hour": "price_usd_per_hour",
+    "local.time_s": "reference_time_s",
+}
 """Features that a table holds as arrays, too."""
 
 

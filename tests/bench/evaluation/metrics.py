@@ -194,6 +194,11 @@ def paired_difference(one: FloatArray, other: FloatArray, *, seed: int = 0, leve
         mean = float(differences.mean()) if len(differences) else float("nan")
         return Difference(mean, float("nan"), float("nan"), len(differences))
     low, high = bootstrap(
-        (differences,), np.mean, n_resamples=BOOTSTRAPS, confidence_level=level, method="percentile", rng=seed,
-    ).confidence_interval  # fmt: skip
+        (differences,),
+        np.mean,
+        n_resamples=BOOTSTRAPS,
+        confidence_level=level,
+        method="percentile",
+        rng=seed,
+    ).confidence_interval
     return Difference(float(differences.mean()), float(low), float(high), len(differences))

@@ -71,9 +71,10 @@ def test_the_same_seed_learns_the_same_and_survives_storage(model: Regressor | R
 
 
 @pytest.mark.parametrize(
-    "model", [one for one in [*REGRESSORS, *RANKERS] if one.name not in {"cheapest $/h", "largest machine", "random"}],
+    "model",
+    [one for one in [*REGRESSORS, *RANKERS] if one.name not in {"cheapest $/h", "largest machine", "random"}],
     ids=names,
-)  # fmt: skip
+)
 def test_unfinished_jobs_teach_nothing(model: Regressor | Ranker) -> None:
     """The same jobs beside failed and stopped ones with absurd times: the same ranking."""
     good = grid(("a", "bb", "ccc"))

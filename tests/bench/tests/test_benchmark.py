@@ -59,9 +59,13 @@ def test_ibm_rows_become_records_without_the_row_number(tmp_path: Path) -> None:
     (folder / "multi-cloud-configuration.csv").write_text(f"{IBM_HEAD}\n{IBM_ROWS}", encoding="utf-8")
     found = multicloud_ibm(tmp_path)
     assert [one.state for one in found.records] == [
-        JobState.SUCCEEDED, JobState.SUCCEEDED, JobState.SUCCEEDED, JobState.TIMED_OUT, JobState.SUCCEEDED,
+        JobState.SUCCEEDED,
+        JobState.SUCCEEDED,
+        JobState.SUCCEEDED,
+        JobState.TIMED_OUT,
+        JobState.SUCCEEDED,
         JobState.FAILED,
-    ]  # fmt: skip
+    ]
     assert found.records[0].price is not None
     assert found.records[0].price.usd_per_hour == pytest.approx(0.1)
     assert [one.repeat for one in found.records] == [0, 1, 0, 0, 0, 0]

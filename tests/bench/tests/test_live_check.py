@@ -190,10 +190,16 @@ def of(rows) -> JobFile:
     """Records of these runs."""
     where = [(row.task, row.instance.configuration(row.workers, row.batch_size)) for row in rows]
     made = [
-        JobRecord(job=f"job-{number}", dataset="d", task=TaskFeatures(task=task), configuration=at, duration_s=1.0,
-                  state=JobState.SUCCEEDED)
+        JobRecord(
+            job=f"job-{number}",
+            dataset="d",
+            task=TaskFeatures(task=task),
+            configuration=at,
+            duration_s=1.0,
+            state=JobState.SUCCEEDED,
+        )
         for number, (task, at) in enumerate(where)
-    ]  # fmt: skip
+    ]
     return JobFile(tuple(made), ())
 
 

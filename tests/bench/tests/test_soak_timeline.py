@@ -23,8 +23,12 @@ TOLD = f"{KEY} used_us=10000 quota_us=20000 memory_limit_bytes={100 * MIB} limit
 REPLY = LimitReply.build(
     [KEY],
     {"quota_us": [30_000], "limit_bytes": [MIB], "limit_update_seq": [4], "status": [int(RowStatus.APPLIED)]},
-    node="n1", incarnation=7, report_seq=9, epoch=3, seq=4,
-)  # fmt: skip
+    node="n1",
+    incarnation=7,
+    report_seq=9,
+    epoch=3,
+    seq=4,
+)
 
 
 def reading(quota_us: int, limit_bytes: int = MIB) -> Reading:

@@ -130,10 +130,16 @@ class Machine:
         if (why := self.node.budget.grant_refusal()) is not None:
             return why.sentence("guest")
         request = MemoryRequest(
-            app=asked.app, node="guest", incarnation=1, container=asked.key, wanted_bytes=asked.wanted_bytes,
-            usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes, tasks_blocked=asked.paused,
+            app=asked.app,
+            node="guest",
+            incarnation=1,
+            container=asked.key,
+            wanted_bytes=asked.wanted_bytes,
+            usage_bytes=asked.usage_bytes,
+            limit_bytes=asked.limit_bytes,
+            tasks_blocked=asked.paused,
             time_ns=time.time_ns(),
-        )  # fmt: skip
+        )
         owner = self.owners[asked.app]
         reply, outcome = owner.request_memory(request, self.step_time())
         self.send(owner, outcome.updates)

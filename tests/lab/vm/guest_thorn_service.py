@@ -281,8 +281,11 @@ def test_a_second_reconciler_is_refused(lab: Lab) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "services.reconciler"],
         env=lab.environment(NODE="n2", NETNS=alias),
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
     assert second.returncode == 78, second.stderr
     assert f"pid {lab.process.pid}" in second.stderr
     assert f"kill {lab.process.pid}" in second.stderr, "the remedy"

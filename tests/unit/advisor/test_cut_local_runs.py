@@ -36,13 +36,15 @@ def trained() -> GpModel:
 
 
 def advice(trained: GpModel) -> ModelContext:
-    listing = Listing({
-        ("emulated", name): (
-            Machine(name, vcpu, memory, usd),
-            Price(usd_per_hour=usd, as_of=DAY, source="test"),
-        )
-        for name, (vcpu, memory, usd) in MACHINES.items()
-    })  # fmt: skip
+    listing = Listing(
+        {
+            ("emulated", name): (
+                Machine(name, vcpu, memory, usd),
+                Price(usd_per_hour=usd, as_of=DAY, source="test"),
+            )
+            for name, (vcpu, memory, usd) in MACHINES.items()
+        }
+    )
     model = ModelName(model="gp", version="1", data_hash="h", records=9, tasks=6, trained_ns=1)
     return ModelContext(trained, model, listing, MeasuredTasks())
 
@@ -55,25 +57,38 @@ def series() -> tuple[WorkerSeries, ...]:
     column = np.ones(30).tobytes()
     return (
         WorkerSeries(
-            worker="master", cpu_cores=column, memory_bytes=column, network_in_bytes_per_s=column,
+            worker="master",
+            cpu_cores=column,
+            memory_bytes=column,
+            network_in_bytes_per_s=column,
             network_out_bytes_per_s=column,
         ),
-    )  # fmt: skip
+    )
 
 
 def local_run(task: TaskFeatures, end: RunEnd, duration_s: float, **told: float | str) -> RunProfile:
     return RunProfile(
-        run="my-run", task=task, configuration=LOCAL.model_copy(update={"attributes": dict(told)}),
-        duration_s=duration_s, end=end, workers=series(),
-    )  # fmt: skip
+        run="my-run",
+        task=task,
+        configuration=LOCAL.model_copy(update={"attributes": dict(told)}),
+        duration_s=duration_s,
+        end=end,
+        workers=series(),
+    )
 
 
 def cut_with_its_rate(task: TaskFeatures, duration_s: float = 600.0) -> RunProfile:
     whole_s = WORLD.seconds(task, LOCAL)
     return local_run(
-        task, RunEnd.TIMED_OUT, duration_s, startup_s=STARTUP_S, whole_run_s=whole_s, steps_per_s=1.0,
-        steps_per_s_from="network", rate_error=0.05,
-    )  # fmt: skip
+        task,
+        RunEnd.TIMED_OUT,
+        duration_s,
+        startup_s=STARTUP_S,
+        whole_run_s=whole_s,
+        steps_per_s=1.0,
+        steps_per_s_from="network",
+        rate_error=0.05,
+    )
 
 
 def ask(trained: GpModel, task: TaskFeatures, profile: RunProfile | None) -> RankReply:
@@ -167,9 +182,11 @@ def test_start_up_never_multiplies() -> None:
 
 
 @given(
-    startup_s=st.floats(0.0, 100.0), training_s=st.floats(10.0, 1e5), part=st.floats(0.05, 0.9),
+    startup_s=st.floats(0.0, 100.0),
+    training_s=st.floats(10.0, 1e5),
+    part=st.floats(0.05, 0.9),
     ratio=st.integers(1, 200),
-)  # fmt: skip
+)
 def test_where_a_run_is_cut_moves_the_reference_by_nothing(
     startup_s: float, training_s: float, part: float, ratio: int
 ) -> None:
@@ -177,9 +194,14 @@ def test_where_a_run_is_cut_moves_the_reference_by_nothing(
     whole_s = startup_s + training_s
     finished = local_run(delta(1), RunEnd.FINISHED, whole_s, startup_s=startup_s)
     cut = local_run(
-        delta(1), RunEnd.TIMED_OUT, startup_s + part * training_s, startup_s=startup_s, whole_run_s=whole_s,
-        rate_error=0.01, steps_per_s=1.0,
-    )  # fmt: skip
+        delta(1),
+        RunEnd.TIMED_OUT,
+        startup_s + part * training_s,
+        startup_s=startup_s,
+        whole_run_s=whole_s,
+        rate_error=0.01,
+        steps_per_s=1.0,
+    )
     assert whole_job_s(delta(ratio), cut) == pytest.approx(whole_job_s(delta(ratio), finished))
     assert whole_job_s(delta(ratio + 1), cut) > whole_job_s(delta(ratio), cut) >= whole_s * (1 - 1e-9)
 
@@ -193,9 +215,14 @@ def with_cuts(error: float, told_error: float) -> dict[str, RunProfile]:
     for at, one in enumerate(WORLD.profiles().values()):
         estimated_s = STARTUP_S + (one.duration_s - STARTUP_S) * (1.0 + error * (-1) ** at)
         cut = local_run(
-            one.task, RunEnd.TIMED_OUT, one.duration_s / 10, startup_s=STARTUP_S, whole_run_s=estimated_s,
-            steps_per_s=1.0, rate_error=told_error,
-        )  # fmt: skip
+            one.task,
+            RunEnd.TIMED_OUT,
+            one.duration_s / 10,
+            startup_s=STARTUP_S,
+            whole_run_s=estimated_s,
+            steps_per_s=1.0,
+            rate_error=told_error,
+        )
         runs[f"{one.run}-cut"] = cut.model_copy(update={"run": f"{one.run}-cut"})
     return runs
 

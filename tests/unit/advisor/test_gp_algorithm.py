@@ -98,8 +98,14 @@ def test_proposals_are_different_and_leave_out_what_cannot_be_chosen(trained, qu
     assert np.isfinite(values[rows]).all()
     assert all("x the optimum" in one.reason for one in found)
     assert trained.propose(question, predictions, np.full(len(values), np.nan), 3) == []
-    assert len(trained.propose(question.select(np.arange(2)), trained.predict(question.select(np.arange(2))),
-                               values[:2], 5)) <= 2  # fmt: skip
+    assert (
+        len(
+            trained.propose(
+                question.select(np.arange(2)), trained.predict(question.select(np.arange(2))), values[:2], 5
+            )
+        )
+        <= 2
+    )
 
 
 def test_too_few_jobs_are_refused():

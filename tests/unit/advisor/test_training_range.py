@@ -58,9 +58,10 @@ def test_what_lies_far_outside_is_named(trained: TrainedModel, changes: dict[str
 
 @settings(max_examples=examples(25))
 @given(
-    vcpu=st.sampled_from([0.5, 1.0, 3.0, 8.0, 16.0]), memory_gb=st.sampled_from([2.0, 4.0, 20.0, 64.0]),
+    vcpu=st.sampled_from([0.5, 1.0, 3.0, 8.0, 16.0]),
+    memory_gb=st.sampled_from([2.0, 4.0, 20.0, 64.0]),
     batch_size=st.integers(8, 128),
-)  # fmt: skip
+)
 def test_up_to_one_doubling_beyond_is_answered(
     trained: TrainedModel, vcpu: float, memory_gb: float, batch_size: int
 ) -> None:

@@ -272,9 +272,18 @@ async def test_a_second_agent_of_the_same_name_is_refused(lab, monkeypatch):
 async def test_after_a_kill_the_next_agent_of_the_host_takes_orders_at_once(lab):
     """Its registration is still there; that its process is dead is known by the lock."""
     left = NodeInfo(
-        node="n1", incarnation=1, time_ns=1, host_cpus=1, memory_bytes=1, cgroup_version=2, telemetry_source="x",
-        docker=False, container_count=0, version="0", holder=lab.backend.holder,
-    )  # fmt: skip
+        node="n1",
+        incarnation=1,
+        time_ns=1,
+        host_cpus=1,
+        memory_bytes=1,
+        cgroup_version=2,
+        telemetry_source="x",
+        docker=False,
+        container_count=0,
+        version="0",
+        holder=lab.backend.holder,
+    )
     await lab.ours.bucket(NODES).put("n1", left)
     async with lab.agent() as agent:
         assert agent.not_ready() is None or "registered" not in agent.not_ready()

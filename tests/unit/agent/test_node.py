@@ -70,9 +70,12 @@ def test_raise_and_memory_are_written_at_once(node, host):
 
     assert host.containers[found.container_id].writes == [("memory", 96 << 20), ("quota", 30_000)]
     assert reply_rows(reply)[key] == {
-        "container": key, "quota_us": 30_000, "limit_bytes": 96 << 20, "limit_update_seq": 1,
+        "container": key,
+        "quota_us": 30_000,
+        "limit_bytes": 96 << 20,
+        "limit_update_seq": 1,
         "status": RowStatus.APPLIED,
-    }  # fmt: skip
+    }
 
 
 def test_first_limit_of_an_unlimited_container_is_written_at_once(node, host):

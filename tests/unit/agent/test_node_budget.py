@@ -197,9 +197,12 @@ def test_settings_say_how_much_there_is():
 
 
 @given(
-    capacity=st.integers(0, 1 << 60), reserved=st.integers(0, 1 << 60), committed=st.integers(0, 1 << 61),
-    available=st.none() | st.integers(0, 1 << 60), threshold=st.integers(0, 1 << 60),
-)  # fmt: skip
+    capacity=st.integers(0, 1 << 60),
+    reserved=st.integers(0, 1 << 60),
+    committed=st.integers(0, 1 << 61),
+    available=st.none() | st.integers(0, 1 << 60),
+    threshold=st.integers(0, 1 << 60),
+)
 def test_headroom_never_passes_the_budget(capacity, reserved, committed, available, threshold):
     budget = MemoryBudget(capacity, reserved, threshold)
     room = headroom(budget, committed, available)

@@ -90,9 +90,15 @@ def test_what_the_watchdog_did_is_told_and_taken_over(node, host):
     host.reserve_store.spend("shop", 40 * MIB)
     container.limit_bytes = 296 * MIB
     report = WatchdogReport(
-        key, "shop", time_ns=77, granted=True, usage_bytes=256 * MIB,
-        limit_before_bytes=256 * MIB, limit_after_bytes=296 * MIB, paused_us=500,
-    )  # fmt: skip
+        key,
+        "shop",
+        time_ns=77,
+        granted=True,
+        usage_bytes=256 * MIB,
+        limit_before_bytes=256 * MIB,
+        limit_after_bytes=296 * MIB,
+        paused_us=500,
+    )
     node.take_reports([report], PERIOD_NS)
     (line,) = node.events.take_events()
     assert (line.kind, line.cause, line.wall_ns) == (OomKind.GRANT, OomCause.WATCHDOG, 77)

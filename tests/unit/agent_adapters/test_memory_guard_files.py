@@ -183,13 +183,16 @@ def test_leftovers_of_an_earlier_boot_are_not_touched(v1, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "requests", "limits"),
     [
-        (1, {"cpu": "cpu.shares", "memory": "memory.soft_limit_in_bytes"},
-         {"cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"}),
+        (
+            1,
+            {"cpu": "cpu.shares", "memory": "memory.soft_limit_in_bytes"},
+            {"cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"},
+        ),
         (2, {"unified": "cpu.weight"}, {"cpu.max", "memory.max", "memory.high"}),
         (2, {"unified": "memory.min"}, {"cpu.max", "memory.max", "memory.high"}),
         (2, {"unified": "memory.low"}, {"cpu.max", "memory.max", "memory.high"}),
     ],
-)  # fmt: skip
+)
 def test_limits_are_written_and_never_what_requests_become(tmp_path, monkeypatch, version, requests, limits):
     """CPU requests become cpu.shares or cpu.weight, memory requests memory.min or memory.low (docs/autoscalers.md)."""
     bench = Bench(tmp_path, version, monkeypatch)

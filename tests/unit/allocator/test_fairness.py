@@ -96,12 +96,20 @@ def test_below_its_share_a_container_comes_before_one_above():
     """20 MiB are free; both need 40 to survive the loop. The one at 40 of 150 gets them, the one at 240 nothing."""
     held = np.array([40, 240]) * MIB
     view = MemoryView(
-        app=np.zeros(2, np.int32), fresh=np.ones(2, np.bool_), usage_bytes=held,
+        app=np.zeros(2, np.int32),
+        fresh=np.ones(2, np.bool_),
+        usage_bytes=held,
         previous_usage_bytes=held - 40 * MIB // 3,
-        reclaimable_bytes=np.zeros(2, np.int64), ordered_bytes=held, min_bytes=np.full(2, 4 * MIB),
-        max_bytes=np.full(2, 1 << 40), share_bytes=ints(150 * MIB), limit_bytes=ints(300 * MIB),
-        withheld_bytes=ints(0), delta_bytes=ints(50 * MIB), node_short=np.zeros(2, np.bool_),
-    )  # fmt: skip
+        reclaimable_bytes=np.zeros(2, np.int64),
+        ordered_bytes=held,
+        min_bytes=np.full(2, 4 * MIB),
+        max_bytes=np.full(2, 1 << 40),
+        share_bytes=ints(150 * MIB),
+        limit_bytes=ints(300 * MIB),
+        withheld_bytes=ints(0),
+        delta_bytes=ints(50 * MIB),
+        node_short=np.zeros(2, np.bool_),
+    )
     targets = decide_memory(MemoryState(2), view, np.arange(2), reclaim=False).target_bytes
     assert (targets // MIB).tolist() == [60, 240]
 

@@ -11,9 +11,16 @@ def batch(rows, *, node="n1", app="shop", report_seq=1):
     columns = {name: [row.get(name, 0) for row in rows.values()] for name in CfsBatch.column_types}
     columns["periods"] = [1] * len(rows)
     return CfsBatch.build(
-        list(rows), columns, app=app, node=node, incarnation=1, report_seq=report_seq, time_ns=1,
-        period_us=100_000, host_cpus=2,
-    )  # fmt: skip
+        list(rows),
+        columns,
+        app=app,
+        node=node,
+        incarnation=1,
+        report_seq=report_seq,
+        time_ns=1,
+        period_us=100_000,
+        host_cpus=2,
+    )
 
 
 def test_absurd_values_are_counted_and_left_out():
@@ -32,9 +39,16 @@ def test_batch_that_names_a_container_twice_is_left_out():
     allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=1 << 30))
     doubled = CfsBatch.build(
-        ["web-1", "web-1"], {name: [1, 1] for name in CfsBatch.column_types}, app="shop", node="n1", incarnation=1,
-        report_seq=1, time_ns=1, period_us=100_000, host_cpus=2,
-    )  # fmt: skip
+        ["web-1", "web-1"],
+        {name: [1, 1] for name in CfsBatch.column_types},
+        app="shop",
+        node="n1",
+        incarnation=1,
+        report_seq=1,
+        time_ns=1,
+        period_us=100_000,
+        host_cpus=2,
+    )
     allocation.step([doubled], StepTime(1, 1))
 
     assert (allocation.cluster.rows.count, allocation.cluster.counts.invalid_samples) == (0, 2)

@@ -45,13 +45,26 @@ class Taker:
         self.seq += 1
         self.now_ns += SECOND_NS // 10
         columns = {name: [0] for name in CfsBatch.column_types} | {
-            "periods": [1], "quota_us": [15_000], "used_us": [15_000], "throttled": [1], "throttled_us": [50_000],
-            "memory_usage_bytes": [10 << 20], "memory_limit_bytes": [200 << 20],
-        }  # fmt: skip
+            "periods": [1],
+            "quota_us": [15_000],
+            "used_us": [15_000],
+            "throttled": [1],
+            "throttled_us": [50_000],
+            "memory_usage_bytes": [10 << 20],
+            "memory_limit_bytes": [200 << 20],
+        }
         batch = CfsBatch.build(
-            [f"{node}-0"], columns, app=APP, node=node, incarnation=incarnation, report_seq=self.seq,
-            time_ns=self.step_time.wall_ns, period_us=100_000, host_cpus=2, inventory_complete=complete,
-        )  # fmt: skip
+            [f"{node}-0"],
+            columns,
+            app=APP,
+            node=node,
+            incarnation=incarnation,
+            report_seq=self.seq,
+            time_ns=self.step_time.wall_ns,
+            period_us=100_000,
+            host_cpus=2,
+            inventory_complete=complete,
+        )
         return self.allocation.step([batch], self.step_time)
 
     def fences(self, node: str) -> list[LimitUpdate]:
@@ -66,12 +79,23 @@ class Taker:
             self.seq += 1
             reply = LimitReply.build(
                 rows,
-                {"quota_us": [15_000] * count, "limit_bytes": [200 << 20] * count, "limit_update_seq": [0] * count,
-                 "status": [0] * count},
-                node=node, incarnation=incarnation, report_seq=self.seq, epoch=fence.epoch, seq=fence.seq,
-                apps=fence.apps, reserve_given_bytes=(0,) * len(fence.apps), reserve_used_bytes=(0,) * len(fence.apps),
-                reserve_update_seq=(fence.seq,) * len(fence.apps), inventory_complete=complete,
-            )  # fmt: skip
+                {
+                    "quota_us": [15_000] * count,
+                    "limit_bytes": [200 << 20] * count,
+                    "limit_update_seq": [0] * count,
+                    "status": [0] * count,
+                },
+                node=node,
+                incarnation=incarnation,
+                report_seq=self.seq,
+                epoch=fence.epoch,
+                seq=fence.seq,
+                apps=fence.apps,
+                reserve_given_bytes=(0,) * len(fence.apps),
+                reserve_used_bytes=(0,) * len(fence.apps),
+                reserve_update_seq=(fence.seq,) * len(fence.apps),
+                inventory_complete=complete,
+            )
             self.allocation.record_reply(reply, fence, self.step_time)
 
     def raises(self, node: str) -> bool:
@@ -130,9 +154,14 @@ def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
     [fence] = taker.fences("b")
     taker.inventory.register("b", 2)
     reply = LimitReply.build(
-        [], {"quota_us": [], "limit_bytes": [], "limit_update_seq": [], "status": []},
-        node="b", incarnation=1, report_seq=1, epoch=EPOCH, seq=fence.seq,
-    )  # fmt: skip
+        [],
+        {"quota_us": [], "limit_bytes": [], "limit_update_seq": [], "status": []},
+        node="b",
+        incarnation=1,
+        report_seq=1,
+        epoch=EPOCH,
+        seq=fence.seq,
+    )
     taker.allocation.record_reply(reply, fence, taker.step_time)
 
     assert "b" in taker.inventory.not_reported[APP]
@@ -144,10 +173,18 @@ def test_the_answer_of_a_dead_agent_says_nothing_although_it_is_still_registered
     taker.tell("b")
     taker.tell("b", incarnation=2, complete=False)
     reply = LimitReply.build(
-        ["b-0"], {"quota_us": [15_000], "limit_bytes": [200 << 20], "limit_update_seq": [0], "status": [0]},
-        node="b", incarnation=1, report_seq=2, epoch=EPOCH, seq=fence.seq, apps=fence.apps,
-        reserve_given_bytes=(0,), reserve_used_bytes=(0,), reserve_update_seq=(0,),
-    )  # fmt: skip
+        ["b-0"],
+        {"quota_us": [15_000], "limit_bytes": [200 << 20], "limit_update_seq": [0], "status": [0]},
+        node="b",
+        incarnation=1,
+        report_seq=2,
+        epoch=EPOCH,
+        seq=fence.seq,
+        apps=fence.apps,
+        reserve_given_bytes=(0,),
+        reserve_used_bytes=(0,),
+        reserve_update_seq=(0,),
+    )
     taker.allocation.record_reply(reply, fence, taker.step_time)
 
     assert taker.inventory.not_reported == {APP: {"a", "b"}}

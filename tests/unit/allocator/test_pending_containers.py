@@ -19,9 +19,16 @@ def batch(rows, *, report_seq=1):
         "memory_usage_bytes": [row[2] for row in rows.values()],
     }
     return CfsBatch.build(
-        list(rows), columns, app="shop", node="n1", incarnation=1, report_seq=report_seq, time_ns=1,
-        period_us=100_000, host_cpus=4,
-    )  # fmt: skip
+        list(rows),
+        columns,
+        app="shop",
+        node="n1",
+        incarnation=1,
+        report_seq=report_seq,
+        time_ns=1,
+        period_us=100_000,
+        host_cpus=4,
+    )
 
 
 def fenced(spec, rows):

@@ -20,10 +20,12 @@ class ProtocolMachine(RuleBasedStateMachine):
     cluster_type = LossyCluster
 
     @initialize(
-        policy=st.sampled_from(["waterfill", "escra"]), cores=st.sampled_from([0.1, 0.5, 1.0, 3.0]),
-        memory=st.sampled_from([64 * MIB, 512 * MIB]), containers=st.lists(st.integers(0, 1), max_size=5),
+        policy=st.sampled_from(["waterfill", "escra"]),
+        cores=st.sampled_from([0.1, 0.5, 1.0, 3.0]),
+        memory=st.sampled_from([64 * MIB, 512 * MIB]),
+        containers=st.lists(st.integers(0, 1), max_size=5),
         announced=st.integers(0, 3),
-    )  # fmt: skip
+    )
     def start(self, policy, cores, memory, containers, announced):
         self.spec = AppSpec(
             name="shop", cpu_limit=cores, memory_limit=memory, policy=policy, announced_containers=announced

@@ -30,13 +30,17 @@ def view(reserves, pool_mib, *, withheld_mib=100, kept_mib=0, weight=None, now_n
     count = len(reserves.app)
     nodes = int(reserves.in_use.sum())
     return ReserveView(
-        pool_bytes=ints(pool_mib * MIB), free_bytes=ints(pool_mib * MIB - held),
-        withheld_bytes=ints(withheld_mib * MIB), pending_bytes=ints(kept_mib * MIB),
-        guaranteed_bytes=np.zeros(count, np.int64), share_bytes=np.zeros(count, np.int64),
+        pool_bytes=ints(pool_mib * MIB),
+        free_bytes=ints(pool_mib * MIB - held),
+        withheld_bytes=ints(withheld_mib * MIB),
+        pending_bytes=ints(kept_mib * MIB),
+        guaranteed_bytes=np.zeros(count, np.int64),
+        share_bytes=np.zeros(count, np.int64),
         weight=ints(*([1] * nodes if weight is None else weight), *[0] * (count - nodes)),
-        reachable=np.ones(count, dtype=np.bool_), now_ns=now_ns,
+        reachable=np.ones(count, dtype=np.bool_),
+        now_ns=now_ns,
         node_headroom_bytes=np.full(max(nodes, 1), room_mib * MIB, dtype=np.int64),
-    )  # fmt: skip
+    )
 
 
 def planned(reserves, given_view):
@@ -100,8 +104,10 @@ def test_a_lost_order_is_sent_again():
 
 @given(
     left_mib=st.lists(st.integers(0, 300), min_size=1, max_size=6),
-    asked_mib=st.integers(0, 2000), pool_mib=st.integers(-100, 1500), weights=st.data(),
-)  # fmt: skip
+    asked_mib=st.integers(0, 2000),
+    pool_mib=st.integers(-100, 1500),
+    weights=st.data(),
+)
 def test_raises_never_exceed_what_is_free(left_mib, asked_mib, pool_mib, weights):
     reserves = node_reserves(*left_mib)
     if asked_mib:

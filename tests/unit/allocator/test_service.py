@@ -226,6 +226,13 @@ async def test_one_that_stops_leaves_its_share_at_once(pair):
 
 def memory_request(app: str) -> MemoryRequest:
     return MemoryRequest(
-        app=app, node="n1", incarnation=1, container="c1", wanted_bytes=MIB, usage_bytes=MIB, limit_bytes=2 * MIB,
-        tasks_blocked=False, time_ns=0,
-    )  # fmt: skip
+        app=app,
+        node="n1",
+        incarnation=1,
+        container="c1",
+        wanted_bytes=MIB,
+        usage_bytes=MIB,
+        limit_bytes=2 * MIB,
+        tasks_blocked=False,
+        time_ns=0,
+    )

@@ -97,18 +97,26 @@ def change_owner(cluster: ReplicaCluster, change: Change) -> None:
 
 @given(
     spec=st.builds(
-        AppSpec, name=st.just("shop"), cpu_limit=st.sampled_from([0.2, 0.4, 1.0]), memory_limit=st.just(512 * MIB),
+        AppSpec,
+        name=st.just("shop"),
+        cpu_limit=st.sampled_from([0.2, 0.4, 1.0]),
+        memory_limit=st.just(512 * MIB),
         policy=st.sampled_from(["waterfill", "escra"]),
     ),
     containers=st.lists(st.integers(0, 1), min_size=2, max_size=5),
     changes=st.lists(
         st.builds(
-            Change, machine=st.integers(0, 1), which=st.integers(0, 1), speaks=st.booleans(), long=st.booleans(),
+            Change,
+            machine=st.integers(0, 1),
+            which=st.integers(0, 1),
+            speaks=st.booleans(),
+            long=st.booleans(),
             overtakes=st.sampled_from(["batch", "reply"]),
         ),
-        min_size=1, max_size=3,
+        min_size=1,
+        max_size=3,
     ),
-)  # fmt: skip
+)
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_limit_holds_while_the_owner_changes_and_an_agent_is_frozen(spec, containers, changes):
     cluster = ReplicaCluster(spec)

@@ -51,9 +51,14 @@ def predicted(name: str, workers: int, time_s: float, usd: float | None, **field
 def reply(*ranked: ConfigurationPrediction, **fields: Any) -> RankReply:
     front = tuple(one for one in ranked if one.pareto)
     made = {
-        "model": MODEL, "prices_as_of": date(2026, 11, 21), "level": 0.9, "objective": Objective.COST,
-        "considered": 24, "ranked": ranked, "pareto": front,
-    }  # fmt: skip
+        "model": MODEL,
+        "prices_as_of": date(2026, 11, 21),
+        "level": 0.9,
+        "objective": Objective.COST,
+        "considered": 24,
+        "ranked": ranked,
+        "pareto": front,
+    }
     return RankReply(**(made | fields))
 
 
@@ -65,12 +70,13 @@ ANSWER = reply(
     proposals=(
         Proposal(
             configuration=Configuration(instance_type="n1-standard-8", workers=2, batch_size=64),
-            time_s=Estimate(median=9_000.0, low=8_000.0, high=10_000.0), reason="it may be the cheapest",
+            time_s=Estimate(median=9_000.0, low=8_000.0, high=10_000.0),
+            reason="it may be the cheapest",
         ),
     ),
     rejected={"will not fit": 3, "not known": 2},
     warnings=("no local run of my-cnn is known",),
-)  # fmt: skip
+)
 
 
 def printed(answer: Answer) -> str:
@@ -230,8 +236,9 @@ def test_machines_without_a_spot_price() -> None:
 
 def test_spot_costs_are_what_counts_on_spot() -> None:
     """The column appears, and the front is drawn with it."""
-    cheap = predicted("n1-standard-8", 4, 5_400.0, 12.5, pareto=True,
-                      spot_cost_usd=Estimate(median=3.0, low=2.5, high=4.0))  # fmt: skip
+    cheap = predicted(
+        "n1-standard-8", 4, 5_400.0, 12.5, pareto=True, spot_cost_usd=Estimate(median=3.0, low=2.5, high=4.0)
+    )
 
     text = printed(Answer(reply(cheap), spot=True))
 
@@ -273,10 +280,11 @@ def test_figures_for_people() -> None:
 def test_beside_what_was_measured() -> None:
     """The first choice and the best of the first five, against the best of all that ran."""
     measured = Measurements(
-        "my-cnn", Objective.COST,
+        "my-cnn",
+        Objective.COST,
         time_s={"4 x n1-standard-8, batch 64": 5_000.0, "8 x n1-highcpu-32, batch 64": 1_000.0},
         cost_usd={"4 x n1-standard-8, batch 64": 12.0, "8 x n1-highcpu-32, batch 64": 10.0},
-    )  # fmt: skip
+    )
 
     # first choice $12, best $10
     assert comparison(ANSWER, measured) == (

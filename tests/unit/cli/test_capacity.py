@@ -14,9 +14,18 @@ GIB = 1 << 30
 def node(name="h1", *, cpus=2, memory=24 * GIB, **values):
     known = {"allocatable_memory_bytes": memory * 19 // 20, "committed_memory_bytes": 0, "committed_cpu_us": 0}
     return NodeInfo(
-        node=name, incarnation=1, time_ns=0, host_cpus=cpus, memory_bytes=memory, cgroup_version=2,
-        telemetry_source="bpf", docker=True, container_count=0, version="1", **(known | values),
-    )  # fmt: skip
+        node=name,
+        incarnation=1,
+        time_ns=0,
+        host_cpus=cpus,
+        memory_bytes=memory,
+        cgroup_version=2,
+        telemetry_source="bpf",
+        docker=True,
+        container_count=0,
+        version="1",
+        **(known | values),
+    )
 
 
 def app(name, cores, memory, mode="enforce"):
@@ -103,9 +112,13 @@ def test_of_many_the_largest_are_named():
 
 def test_a_node_that_is_full_overcommitted_or_under_pressure():
     busy = node(
-        memory=2 * GIB, allocatable_memory_bytes=1792 << 20, committed_memory_bytes=1780 << 20,
-        committed_cpu_us=450_000, cpu_pressure_percent=61.4, memory_pressure_percent=3.0,
-    )  # fmt: skip
+        memory=2 * GIB,
+        allocatable_memory_bytes=1792 << 20,
+        committed_memory_bytes=1780 << 20,
+        committed_cpu_us=450_000,
+        cpu_pressure_percent=61.4,
+        memory_pressure_percent=3.0,
+    )
     assert node_warnings(busy) == [
         (
             "node h1 is nearly full: limits and reserves add up to 1.74 GiB of 1.75 GiB "

@@ -28,9 +28,17 @@ def test_a_tally_counts_each_kind_and_keeps_the_longest_wait() -> None:
         tally.add(event)
 
     assert tally.plain() == {
-        "near_limit": 1, "grants": 2, "granted_bytes": 64 * MIB, "slowest_grant_us": 120, "oom_waits": 1,
-        "longest_pause_us": 3_000, "grants_denied": 1, "oom_killer_enabled": 1, "kills": 1, "limit_hits": 40,
-    }  # fmt: skip
+        "near_limit": 1,
+        "grants": 2,
+        "granted_bytes": 64 * MIB,
+        "slowest_grant_us": 120,
+        "oom_waits": 1,
+        "longest_pause_us": 3_000,
+        "grants_denied": 1,
+        "oom_killer_enabled": 1,
+        "kills": 1,
+        "limit_hits": 40,
+    }
     assert tally.in_words() == (
         "2 grants (64 MiB), 1 OOM wait (longest 3 ms), 1 denied grant, 1 wait ended by the OOM killer, 1 kill, "
         "40 limit hits"
@@ -83,15 +91,24 @@ def test_the_plain_form_has_everything_and_the_sentence() -> None:
     plain = plain_event(oom_event(latency_us=300))
 
     assert (plain["kind"], plain["cause"], plain["limit_after_bytes"], plain["latency_us"]) == (
-        "grant", "sample", 132 * MIB, 300,
-    )  # fmt: skip
+        "grant",
+        "sample",
+        132 * MIB,
+        300,
+    )
     assert plain["sentence"].startswith("granted 32 MiB in 300 us")
 
 
 def test_durations_have_a_fitting_unit() -> None:
     assert [format_duration(us) for us in (0, 999, 1_000, 12_345, 999_400, 999_600, 2_100_000)] == [
-        "0 us", "999 us", "1 ms", "12.3 ms", "999 ms", "1 s", "2.1 s",
-    ]  # fmt: skip
+        "0 us",
+        "999 us",
+        "1 ms",
+        "12.3 ms",
+        "999 ms",
+        "1 s",
+        "2.1 s",
+    ]
 
 
 def test_many_grants_do_not_hide_the_kill_before_them() -> None:

@@ -25,24 +25,46 @@ from services.cli.network import command as network
 
 MAC = "02:00:00:00:00:02"
 OPERATION = TcOperation(
-    operation=TcOperationKind.REPLACE, object=TcObject.FILTER, device="rep0", mac=MAC, before="10.255.0.3",
-    after="10.255.0.2", reason="leads elsewhere",
-)  # fmt: skip
+    operation=TcOperationKind.REPLACE,
+    object=TcObject.FILTER,
+    device="rep0",
+    mac=MAC,
+    before="10.255.0.3",
+    after="10.255.0.2",
+    reason="leads elsewhere",
+)
 
 
 def state(*paths, problems=()):
     return NetworkStateReply(
-        node="n1", incarnation=1, offload="prefer", full_reconciles=1, writes=4, last_reconcile_age_s=0.1,
-        ports=("rep0",), encapsulation_device="vxenc0", vteps=("10.255.0.2",), macs=1, installed=1, in_hw=0,
-        not_in_hw=1, unmanaged=0, paths=paths, problems=problems,
-    )  # fmt: skip
+        node="n1",
+        incarnation=1,
+        offload="prefer",
+        full_reconciles=1,
+        writes=4,
+        last_reconcile_age_s=0.1,
+        ports=("rep0",),
+        encapsulation_device="vxenc0",
+        vteps=("10.255.0.2",),
+        macs=1,
+        installed=1,
+        in_hw=0,
+        not_in_hw=1,
+        unmanaged=0,
+        paths=paths,
+        problems=problems,
+    )
 
 
 def path(*, agree):
     return PathState(
-        destination="10.255.0.2", kernel=("169.254.0.1@p2",), frr=("p2",) if agree else ("p1", "p2"), bfd_up=("p2",),
-        agree=agree, reason="" if agree else "the kernel forwards over p2, FRR says p1 and p2",
-    )  # fmt: skip
+        destination="10.255.0.2",
+        kernel=("169.254.0.1@p2",),
+        frr=("p2",) if agree else ("p1", "p2"),
+        bfd_up=("p2",),
+        agree=agree,
+        reason="" if agree else "the kernel forwards over p2, FRR says p1 and p2",
+    )
 
 
 @pytest.fixture
@@ -115,15 +137,29 @@ def test_tap_lines():
     moved = RouteEvent(kind=RouteKind.ROUTE, destination="10.255.0.2/32", also=("x",), before=("p1", "p2"), **common)
     assert sentence(encode(moved)) == "n1 auditor route 10.255.0.2/32 and 1 more: p1, p2 -> nothing"
     override = RouteEvent(
-        kind=RouteKind.OVERRIDE, destination="10.255.0.2/32", interface="p1", after=("p2",), cause="bfd",
-        latency_us=400, **common,
-    )  # fmt: skip
+        kind=RouteKind.OVERRIDE,
+        destination="10.255.0.2/32",
+        interface="p1",
+        after=("p2",),
+        cause="bfd",
+        latency_us=400,
+        **common,
+    )
     assert sentence(encode(override)).endswith("p2 without p1 (bfd), in the kernel after 400 us")
     failed = OPERATION.model_copy(update={"errno": 28})
     event = TcEvent(
-        node="n1", incarnation=1, first_pass_id=3, pass_id=5, time_ns=1, causes={"fdb": 2}, desired=2, installed=1,
-        lag_us=1_200, operations=(OPERATION, failed), problem="the table is full",
-    )  # fmt: skip
+        node="n1",
+        incarnation=1,
+        first_pass_id=3,
+        pass_id=5,
+        time_ns=1,
+        causes={"fdb": 2},
+        desired=2,
+        installed=1,
+        lag_us=1_200,
+        operations=(OPERATION, failed),
+        problem="the table is full",
+    )
     assert sentence(encode(event)) == (
         "n1 passes 3-5 (fdb 2): 1 replace filter, 1 failed; 1/2 rules, not verified after 1.2 ms: "
         f"replace filter {MAC} on rep0: 10.255.0.3 -> 10.255.0.2 (leads elsewhere); "

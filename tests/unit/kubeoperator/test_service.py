@@ -100,17 +100,27 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 def admitted(app: str, owner: str = "a1") -> AppState:
     """One container that uses a core and a half, and one that found no room."""
     fields: dict[str, Any] = {
-        "node": "n1", "quota_us": 200_000, "assigned_us": 200_000, "committed_us": 200_000, "throttled": False,
-        "memory_limit_bytes": 1 << 30, "memory_committed_bytes": 1 << 30, "report_age_s": 0.0,
-    }  # fmt: skip
+        "node": "n1",
+        "quota_us": 200_000,
+        "assigned_us": 200_000,
+        "committed_us": 200_000,
+        "throttled": False,
+        "memory_limit_bytes": 1 << 30,
+        "memory_committed_bytes": 1 << 30,
+        "report_age_s": 0.0,
+    }
     return AppState(
-        spec=AppSpec(name=app, cpu_limit=8, memory_limit=16 << 30), cpu_committed_us=200_000, cpu_free_us=600_000,
-        memory_committed_bytes=1 << 30, memory_free_bytes=15 << 30, owner=owner,
+        spec=AppSpec(name=app, cpu_limit=8, memory_limit=16 << 30),
+        cpu_committed_us=200_000,
+        cpu_free_us=600_000,
+        memory_committed_bytes=1 << 30,
+        memory_free_bytes=15 << 30,
+        owner=owner,
         containers=(
             ContainerState(container="web-1", used_us=150_000, memory_usage_bytes=96 << 20, admitted=True, **fields),
             ContainerState(container="web-2", used_us=0, memory_usage_bytes=0, admitted=False, **fields),
         ),
-    )  # fmt: skip
+    )
 
 
 async def test_an_application_is_announced_shown_changed_and_withdrawn(cluster: Cluster) -> None:
@@ -139,9 +149,16 @@ async def test_an_application_is_announced_shown_changed_and_withdrawn(cluster: 
         assert conditions == {"Accepted": "True", "Owned": "True"}
 
         event = ContainerEvent(
-            change=ContainerChange.REFUSED, app="shop.web", node="n1", container="web-2", name="web",
-            source=ContainerSource.KUBERNETES, time_ns=1_700_000_000_000_000_000, incarnation=1, reason="no room",
-        )  # fmt: skip
+            change=ContainerChange.REFUSED,
+            app="shop.web",
+            node="n1",
+            container="web-2",
+            name="web",
+            source=ContainerSource.KUBERNETES,
+            time_ns=1_700_000_000_000_000_000,
+            incarnation=1,
+            reason="no room",
+        )
         subject = CONTAINER_EVENTS.subject("tb", app="shop.web", node="n1")
         cluster.ours.publish_event(subject, event, message_id="1")
 

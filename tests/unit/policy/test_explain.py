@@ -13,23 +13,31 @@ MIB = 1 << 20
     [
         # 30,000 us per period of 100,000 us are 0.30 cores.
         (
-            (30_000, 45_000), (Reason.THROTTLED, 41_000.0, 30_000.0), None,
+            (30_000, 45_000),
+            (Reason.THROTTLED, 41_000.0, 30_000.0),
+            None,
             "raised 0.30 cores -> 0.45 cores, throttled: demand about 0.41 cores, quota was 0.30 cores",
         ),
         (
-            (45_000, 20_000), (Reason.UNUSED, 30_000.0, 5_000.0), None,
+            (45_000, 20_000),
+            (Reason.UNUSED, 30_000.0, 5_000.0),
+            None,
             "cut 0.45 cores -> 0.20 cores, 0.30 cores unused, headroom is 0.05 cores",
         ),
         (
-            (-1, 50_000), (Reason.ADMITTED, 50_000.0, 400_000.0), None,
+            (-1, 50_000),
+            (Reason.ADMITTED, 50_000.0, 400_000.0),
+            None,
             "cut unlimited -> 0.50 cores, admitted: requested 0.50 cores, 4.00 cores were free",
         ),
         (
-            (1, 1), (77, 1e5, 2e5), None,
+            (1, 1),
+            (77, 1e5, 2e5),
+            None,
             "kept 0.00 cores -> 0.00 cores, reason 77, measured 1.00 cores, threshold 2.00 cores",
         ),
     ],
-)  # fmt: skip
+)
 def test_cpu(change, why, pool, text):
     assert explain("cpu", change, why, pool) == text
 

@@ -143,9 +143,15 @@ async def test_metrics_are_prometheus_text() -> None:
 async def test_garbage_requests() -> None:
     """Whatever is sent, the next request is answered."""
     async with serving(Health(list, Telemetry())) as port:
-        for request in (b"", b"\x00\xff\xfe\r\n\r\n", b"GET\r\n\r\n", b"A" * 70_000 + b"\r\n\r\n",
-                        b"POST /livez HTTP/1.1\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n",
-                        b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n"):  # fmt: skip
+        for request in (
+            b"",
+            b"\x00\xff\xfe\r\n\r\n",
+            b"GET\r\n\r\n",
+            b"A" * 70_000 + b"\r\n\r\n",
+            b"POST /livez HTTP/1.1\r\n\r\n",
+            b"GET /livez HTTP/9.9\r\n\r\n",
+            b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        ):
             await asyncio.to_thread(_exchange_quietly, port, request)
         assert (await get(port, "/livez"))[0] == 200
 

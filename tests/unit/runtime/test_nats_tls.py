@@ -97,9 +97,19 @@ async def connect_again_and_again(
 ) -> None:
     client = SecuredClient(tls_required=True, tls_first=first)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.options |= {"tls": context, "connect_timeout": 1, "user": "me", "password": "secret", "token": None,
-                       "name": None, "no_echo": None, "verbose": False, "pedantic": False, "dont_randomize": True,
-                       "ping_interval": 60}  # fmt: skip
+    client.options |= {
+        "tls": context,
+        "connect_timeout": 1,
+        "user": "me",
+        "password": "secret",
+        "token": None,
+        "name": None,
+        "no_echo": None,
+        "verbose": False,
+        "pedantic": False,
+        "dont_randomize": True,
+        "ping_interval": 60,
+    }
     client._auth_configured = True
     client._current_server = Srv(urlparse(f"{scheme}://127.0.0.1:4222"))
     for lines, handshakes in attempts:

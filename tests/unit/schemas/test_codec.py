@@ -202,8 +202,14 @@ def test_huge_integers_in_json_are_refused_or_kept(digits: int) -> None:
 def test_a_series_that_is_no_list_of_numbers_is_refused(series: Any) -> None:
     """With nothing but a CodecError: anything else would end the subscription that meets it."""
     worker = {"worker": "master"} | {name: series if name == "cpu_cores" else [1.0] for name in SERIES}
-    profile = {"run": "r", "task": {"task": "t"}, "configuration": {"instance_type": "i", "workers": 1},
-               "duration_s": 9.0, "end": "finished", "workers": [worker]}  # fmt: skip
+    profile = {
+        "run": "r",
+        "task": {"task": "t"},
+        "configuration": {"instance_type": "i", "workers": 1},
+        "duration_s": 9.0,
+        "end": "finished",
+        "workers": [worker],
+    }
 
     assert isinstance(attempt(json.dumps({"type": RunProfile.type_name} | profile).encode()), CodecError)
 

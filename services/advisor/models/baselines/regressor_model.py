@@ -130,9 +130,16 @@ class RegressorAlgorithm:
         low, high = np.quantile(errors, [tail, 1.0 - tail])
         regression = self.regressor.fit(rows, seed=seed)
         return RegressorModel(
-            self.level, encoder, regression, float(low), float(high), _failing(table), Medians.of(rows),
-            _known_tasks(rows), TrainingRange.of(table),
-        )  # fmt: skip
+            self.level,
+            encoder,
+            regression,
+            float(low),
+            float(high),
+            _failing(table),
+            Medians.of(rows),
+            _known_tasks(rows),
+            TrainingRange.of(table),
+        )
 
 
 def _errors_on_left_out(regressor: Regressor, rows: Table, folds: int, seed: int) -> FloatArray:

@@ -67,9 +67,13 @@ class GpModel:
             for far, one in zip(self.training_range.outside(table), span.tolist(), strict=True)
         )
         return Predictions(
-            time_s, self.fitted.feasibility.probability(table), self.fitted.cost_ratio.predict(table), unknown,
-            self.medians.outside(table), self._coverage(table),
-        )  # fmt: skip
+            time_s,
+            self.fitted.feasibility.probability(table),
+            self.fitted.cost_ratio.predict(table),
+            unknown,
+            self.medians.outside(table),
+            self._coverage(table),
+        )
 
     def _coverage(self, table: Table) -> float | None:
         """Return the coverage on left-out tasks; None for a known task, or without a reference."""
@@ -125,9 +129,15 @@ class GpAlgorithm:
         design = fitted.process.design
         known = KnownTasks.of(design.kernel.tasks, design.tasks, design.task_of)
         return GpModel(
-            self.level, encoder, fitted, Medians.of(table), known, TrainingRange.of(table),
-            coverage_of(fitted.left_out, profiles, self.level), seed,
-        )  # fmt: skip
+            self.level,
+            encoder,
+            fitted,
+            Medians.of(table),
+            known,
+            TrainingRange.of(table),
+            coverage_of(fitted.left_out, profiles, self.level),
+            seed,
+        )
 
 
 def coverage_of(errors: LeftOutErrors, profiles: Mapping[str, RunProfile], level: float) -> dict[LocalRunKind, float]:

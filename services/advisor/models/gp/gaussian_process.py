@@ -61,12 +61,14 @@ class MarginalLikelihood:
         configuration = ConfigurationCovariance.of(self._configurations, value)
         task = TaskCovariance.of(self._tasks, value)
         return Covariances(
-            value, configuration, task,
+            value,
+            configuration,
+            task,
             _pairs(configuration.common, self._design.configuration_of),
             _pairs(1.0 + value["common.kind"] * task.kind, self._design.task_of),
             _pairs(configuration.particular, self._design.configuration_of),
             _pairs(task.total, self._design.task_of),
-        )  # fmt: skip
+        )
 
     def factor(self, parts: Covariances) -> FloatArray:
         """Return the lower Cholesky factor of the rows' covariance."""

@@ -26,11 +26,22 @@ VAGUE: Final = 25.0
 """Prior variance of the level common to all tasks: a vague prior."""
 
 _PRIOR_MEANS: Final = {
-    "length": 1.0, "common.smooth": 0.1, "common.own": 0.01, "common.linear": 0.1,
-    "particular.level": 0.1, "particular.smooth": 0.05, "particular.linear": 0.02,
-    "common.kind": 0.3, "task.kind": 1.0, "task.variant": 0.1, "task.linear": 0.1, "task.rbf": 0.3,
-    "task.length": 1.0, "noise.relative": 0.01, "noise.absolute": 0.1,
-}  # fmt: skip
+    "length": 1.0,
+    "common.smooth": 0.1,
+    "common.own": 0.01,
+    "common.linear": 0.1,
+    "particular.level": 0.1,
+    "particular.smooth": 0.05,
+    "particular.linear": 0.02,
+    "common.kind": 0.3,
+    "task.kind": 1.0,
+    "task.variant": 0.1,
+    "task.linear": 0.1,
+    "task.rbf": 0.3,
+    "task.length": 1.0,
+    "noise.relative": 0.01,
+    "noise.absolute": 0.1,
+}
 """Medians of the hyperparameters' log-normal priors: variances of logarithms, and lengths in deviations."""
 
 _PRIOR_DEVIATIONS: Final = {"length": 0.7, "task.length": 0.7, "common.kind": 0.7, "task.kind": 0.7}
@@ -49,11 +60,22 @@ class Kernel:
         """Return the hyperparameters in order."""
         groups = self.configurations.groups
         return (
-            *(f"length.{one}" for one in groups), "common.smooth", "common.own", "common.kind",
-            *(f"common.linear.{one}" for one in groups), "particular.level", "particular.smooth",
+            *(f"length.{one}" for one in groups),
+            "common.smooth",
+            "common.own",
+            "common.kind",
+            *(f"common.linear.{one}" for one in groups),
+            "particular.level",
+            "particular.smooth",
             *(f"particular.linear.{one}" for one in groups),
-            "task.variant", "task.kind", "task.linear", "task.rbf", "task.length", "noise.relative", "noise.absolute",
-        )  # fmt: skip
+            "task.variant",
+            "task.kind",
+            "task.linear",
+            "task.rbf",
+            "task.length",
+            "noise.relative",
+            "noise.absolute",
+        )
 
     def prior(self) -> tuple[FloatArray, FloatArray]:
         """Return means and standard deviations of the logarithms: weakly informative."""

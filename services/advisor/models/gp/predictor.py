@@ -72,10 +72,15 @@ class GpPredictor:
         known = np.isfinite(errors)
         finished = known & has_reference(ran) & ~ran.reference_cut
         return GpPredictor(
-            process, level, CostRatio.of(table), Calibration.of(ran.task[known], errors[known] / deviation[known]),
-            _reference(ran), Feasibility.of(table, seed), OneKind.of(kernel.tasks, design.tasks),
+            process,
+            level,
+            CostRatio.of(table),
+            Calibration.of(ran.task[known], errors[known] / deviation[known]),
+            _reference(ran),
+            Feasibility.of(table, seed),
+            OneKind.of(kernel.tasks, design.tasks),
             LeftOutErrors(ran.task[finished], errors[finished], deviation[finished]),
-        )  # fmt: skip
+        )
 
     def predict(self, table: Table) -> FloatArray:
         """Return medians in seconds, shape ``(rows,)``."""

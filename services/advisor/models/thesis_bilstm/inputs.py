@@ -19,11 +19,24 @@ from services.advisor.core.table import Table
 from services.advisor.models.baselines.feature_preprocessing import Preprocessing
 
 TABLE_4_1: Final = (
-    "task.parameter_count", "task.frozen_parameter_count", "task.learning_rate", "task.epochs", "task.layer_count",
-    "task.layers.", "task.optimizer=", "task.input_elements", "task.output_elements", "task.attr.",
-    "config.batch_size", "config.workers", "config.instance_type=", "config.vcpu", "config.memory_gb",
-    "config.disk_gb", "config.attr.",
-)  # fmt: skip
+    "task.parameter_count",
+    "task.frozen_parameter_count",
+    "task.learning_rate",
+    "task.epochs",
+    "task.layer_count",
+    "task.layers.",
+    "task.optimizer=",
+    "task.input_elements",
+    "task.output_elements",
+    "task.attr.",
+    "config.batch_size",
+    "config.workers",
+    "config.instance_type=",
+    "config.vcpu",
+    "config.memory_gb",
+    "config.disk_gb",
+    "config.attr.",
+)
 """The static features of the thesis, as beginnings of names; ``attr.`` is what an imported set has in their place."""
 
 LAYER_SEGMENTS: Final = 8

@@ -19,10 +19,19 @@ class AudioConv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv1d(1, 16, 40, stride=4), nn.BatchNorm1d(16), nn.ReLU(), nn.MaxPool1d(4),
-            nn.Conv1d(16, 32, 5, padding=2), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(4),
-            nn.Conv1d(32, 32, 3, padding=1), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(4),
-        )  # fmt: skip
+            nn.Conv1d(1, 16, 40, stride=4),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.MaxPool1d(4),
+            nn.Conv1d(16, 32, 5, padding=2),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.MaxPool1d(4),
+            nn.Conv1d(32, 32, 3, padding=1),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.MaxPool1d(4),
+        )
         self.classify = nn.Linear(32, CLASSES)
 
     def forward(self, waveform: Tensor) -> Tensor:

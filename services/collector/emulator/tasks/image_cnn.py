@@ -18,11 +18,20 @@ class ImageCnn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(CHANNELS, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(48 * 16, 64), nn.ReLU(), nn.Linear(64, CLASSES),
-        )  # fmt: skip
+            nn.Conv2d(CHANNELS, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 48, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(48 * 16, 64),
+            nn.ReLU(),
+            nn.Linear(64, CLASSES),
+        )
 
     def forward(self, picture: Tensor) -> Tensor:
         """Shape ``(batch, 3, 32, 32)`` to ``(batch, classes)``."""

@@ -18,10 +18,16 @@ class ImageDigits(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 24, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(24, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(32 * 16, 48), nn.ReLU(), nn.Linear(48, CLASSES),
-        )  # fmt: skip
+            nn.Conv2d(1, 24, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(24, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 16, 48),
+            nn.ReLU(),
+            nn.Linear(48, CLASSES),
+        )
 
     def forward(self, picture: Tensor) -> Tensor:
         """Shape ``(batch, 1, 8, 8)`` to ``(batch, classes)``."""

@@ -15,8 +15,14 @@ SAMPLES = 1536
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
     first, second = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
     return [
-        first, nn.BatchNorm2d(outputs), nn.ReLU(), second, nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2),
-    ]  # fmt: skip
+        first,
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        second,
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
 
 
 class ImageVgg(nn.Module):

@@ -17,9 +17,15 @@ class TabularMlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(COLUMNS, 160), nn.BatchNorm1d(160), nn.ReLU(), nn.Dropout(0.1),
-            nn.Linear(160, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 1),
-        )  # fmt: skip
+            nn.Linear(COLUMNS, 160),
+            nn.BatchNorm1d(160),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(160, 96),
+            nn.BatchNorm1d(96),
+            nn.ReLU(),
+            nn.Linear(96, 1),
+        )
 
     def forward(self, row: Tensor) -> Tensor:
         """Shape ``(batch, columns)`` to ``(batch,)``."""

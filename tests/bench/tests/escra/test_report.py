@@ -69,18 +69,21 @@ def put(
         recorder.take_message(Told(batch(tick, rows)))  # type: ignore[arg-type]
     recording = recorder.take(START_NS, START_NS + 10**12)
     recording.write(store.recording_path(cell))
-    store.finish(cell, {
-        "cell": asdict(cell),
-        "pair": cell.pair,
-        "limits": asdict(AppLimits(1.5, 1 << 30, 0.67, 0.5)),
-        "metrics": run_metrics(recording, 150_000).as_dict(),
-        "restarts": 0,
-        "window_s": 2.0,
-        "client": {"requests": count, "ok": count - failed},
-        "controller_ns": {"agent": 20_000_000, "allocator": 10_000_000, "nats": 10_000_000},
-        "disturbed": disturbed,
-        "probe_us": probe_us,
-    })  # fmt: skip
+    store.finish(
+        cell,
+        {
+            "cell": asdict(cell),
+            "pair": cell.pair,
+            "limits": asdict(AppLimits(1.5, 1 << 30, 0.67, 0.5)),
+            "metrics": run_metrics(recording, 150_000).as_dict(),
+            "restarts": 0,
+            "window_s": 2.0,
+            "client": {"requests": count, "ok": count - failed},
+            "controller_ns": {"agent": 20_000_000, "allocator": 10_000_000, "nats": 10_000_000},
+            "disturbed": disturbed,
+            "probe_us": probe_us,
+        },
+    )
 
 
 @pytest.fixture

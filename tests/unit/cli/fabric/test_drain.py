@@ -15,9 +15,13 @@ from services.fabric.paths import FabricPaths
 from tests.support.fake_frr import FakeFrr
 
 FIELDS = {
-    "name": "h1", "asn": 65001, "vtep": "10.255.0.1", "vni": 100, "frr": {"start": True},
+    "name": "h1",
+    "asn": 65001,
+    "vtep": "10.255.0.1",
+    "vni": 100,
+    "frr": {"start": True},
     "uplinks": ["p1", {"name": "p2", "address": "192.0.2.1/31", "peer": "192.0.2.0"}],
-}  # fmt: skip
+}
 HOST = HostFile.model_validate(FIELDS)
 
 

@@ -127,8 +127,14 @@ def test_every_mistake_is_told_at_once():
 
 
 def test_a_virtual_function_needs_the_machines_namespace():
-    port = {"name": "rep0", "type": "vf", "mac": "02:00:00:00:00:01", "address": "172.16.0.1/24", "netns": "a1",
-            "vf": {"nic": "p1", "number": 0}}  # fmt: skip
+    port = {
+        "name": "rep0",
+        "type": "vf",
+        "mac": "02:00:00:00:00:01",
+        "address": "172.16.0.1/24",
+        "netns": "a1",
+        "vf": {"nic": "p1", "number": 0},
+    }
     fields = {"name": "h1", "asn": 1, "vtep": "10.0.0.1", "uplinks": ["p1"], "vni": 1, "ports": [port]}
     assert HostFile.model_validate(fields).ports[0].vf is not None
     with pytest.raises(ValueError, match="vf goes only without 'netns'"):

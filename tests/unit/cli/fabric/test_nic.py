@@ -23,8 +23,14 @@ def nics(nic):
 
 
 def host(number=0, name="enp3s0f0np0"):
-    port = {"name": "rep0", "type": "vf", "mac": "02:00:00:00:00:01", "address": "172.16.0.1/24", "netns": "a1",
-            "vf": {"nic": name, "number": number}}  # fmt: skip
+    port = {
+        "name": "rep0",
+        "type": "vf",
+        "mac": "02:00:00:00:00:01",
+        "address": "172.16.0.1/24",
+        "netns": "a1",
+        "vf": {"nic": name, "number": number},
+    }
     fields = {"name": "h1", "asn": 1, "vtep": "10.0.0.1", "uplinks": ["p1"], "vni": 1, "ports": [port]}
     return HostFile.model_validate(fields)
 

@@ -32,10 +32,13 @@ def found(lines: list[tuple[float, str]]) -> Pace:
 def profile(seconds: int = 60, workers: int = 1, end: RunEnd = RunEnd.TIMED_OUT, **task: object) -> RunProfile:
     columns = {name: np.ones(seconds).tobytes() for name in SERIES}
     return RunProfile(
-        run="my-run", task=TaskFeatures.model_validate({"task": "train"} | task),
-        configuration=Configuration(instance_type="local", workers=workers), duration_s=float(seconds), end=end,
+        run="my-run",
+        task=TaskFeatures.model_validate({"task": "train"} | task),
+        configuration=Configuration(instance_type="local", workers=workers),
+        duration_s=float(seconds),
+        end=end,
         workers=tuple(WorkerSeries(worker=f"w{at}", **columns) for at in range(workers)),
-    )  # fmt: skip
+    )
 
 
 EPOCH_LINES = [
@@ -98,9 +101,11 @@ def test_words_that_are_no_progress(lines: list[str]) -> None:
 
 
 @given(
-    epoch_s=st.floats(0.05, 30.0), startup_s=st.floats(0.0, 60.0), seed=st.integers(0, 99),
+    epoch_s=st.floats(0.05, 30.0),
+    startup_s=st.floats(0.0, 60.0),
+    seed=st.integers(0, 99),
     noise=st.floats(0.0, 0.2),
-)  # fmt: skip
+)
 def test_the_whole_run_is_found_within_its_error(epoch_s: float, startup_s: float, seed: int, noise: float) -> None:
     """Of a run that is cut after forty epochs, sampled each second: four standard errors hold the rate."""
     steps = np.random.default_rng(seed).normal(1.0, noise, 40).clip(0.2)

@@ -12,11 +12,26 @@ from services.collector.profiler.secrets import MASK, mask_command, mask_text, n
 @pytest.mark.parametrize(
     "name",
     [
-        "--password", "--db-password", "--dbPassword", "--api-key", "--api_key", "--apikey", "WANDB_API_KEY", "-token",
-        "HF_TOKEN", "--auth-token", "--secret", "--client-secret", "aws_secret_access_key", "--credentials", "PGPASSWD",
-        "trainer.wandb.api_key", "--private-key", "--passphrase",
+        "--password",
+        "--db-password",
+        "--dbPassword",
+        "--api-key",
+        "--api_key",
+        "--apikey",
+        "WANDB_API_KEY",
+        "-token",
+        "HF_TOKEN",
+        "--auth-token",
+        "--secret",
+        "--client-secret",
+        "aws_secret_access_key",
+        "--credentials",
+        "PGPASSWD",
+        "trainer.wandb.api_key",
+        "--private-key",
+        "--passphrase",
     ],
-)  # fmt: skip
+)
 def test_names_of_secrets(name: str) -> None:
     assert names_secret(name)
 
@@ -24,10 +39,22 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "--tokenizer", "--max-tokens", "--tokens-per-batch", "--sort-key", "--key", "--author", "--pass", "--lr",
-        "--batch-size", "--passes", "--monkey", "--data", "--epochs", "--compass",
+        "--tokenizer",
+        "--max-tokens",
+        "--tokens-per-batch",
+        "--sort-key",
+        "--key",
+        "--author",
+        "--pass",
+        "--lr",
+        "--batch-size",
+        "--passes",
+        "--monkey",
+        "--data",
+        "--epochs",
+        "--compass",
     ],
-)  # fmt: skip
+)
 def test_names_that_are_no_secrets(name: str) -> None:
     assert not names_secret(name)
 

@@ -30,10 +30,14 @@ def cut_run(ends_s: np.ndarray, until_s: float, epochs: int = 1) -> RunProfile:
     columns = {kind: np.ones(samples).tobytes() for kind in SERIES} | {"network_out_bytes_per_s": sent.tobytes()}
     task = TaskFeatures(task="t", parameter_count=PARAMETERS, samples_per_epoch=STEPS * 32 * WORKERS, epochs=epochs)
     return RunProfile(
-        run="r", task=task, configuration=Configuration(instance_type="local", workers=WORKERS, batch_size=32),
-        duration_s=until_s, interval_s=INTERVAL_S, end=RunEnd.TIMED_OUT,
+        run="r",
+        task=task,
+        configuration=Configuration(instance_type="local", workers=WORKERS, batch_size=32),
+        duration_s=until_s,
+        interval_s=INTERVAL_S,
+        end=RunEnd.TIMED_OUT,
         workers=tuple(WorkerSeries(worker=f"w{at}", **columns) for at in range(WORKERS)),
-    )  # fmt: skip
+    )
 
 
 def training(step_s: float, slow: int, factor: float) -> np.ndarray:
@@ -86,11 +90,15 @@ def test_a_pause_that_comes_again_stays_in_the_rate() -> None:
 @pytest.mark.parametrize(
     ("durations", "left_out"),
     [
-        ([], 0), ([9.0, 1.0, 1.0], 0), ([1.0] * 8, 0), ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], 1), ([9.0] * 3 + [1.0] * 5, 3),
+        ([], 0),
+        ([9.0, 1.0, 1.0], 0),
+        ([1.0] * 8, 0),
+        ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], 1),
+        ([9.0] * 3 + [1.0] * 5, 3),
         ([1.0] * 3 + [9.0] * 5, 0),  # a fast beginning is none
         ([9.0] * 6 + [1.0] * 2, 0),  # two of eight are no steady state
     ],
-)  # fmt: skip
+)
 def test_what_is_warm_up(durations: list[float], left_out: int) -> None:
     assert warm_up(np.array(durations)) == left_out
 

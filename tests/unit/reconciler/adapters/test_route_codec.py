@@ -30,9 +30,9 @@ V6 = st.ip_addresses(v=6).map(lambda address: str(address).split("%", maxsplit=1
 INDEX = st.integers(1, 0x7FFFFFFF)
 BYTE = st.integers(0, 255)
 HOPS = st.builds(Hop, INDEX, st.none() | V4 | V6, onlink=st.booleans(), weight=st.integers(1, 256))
-DESTINATIONS = st.one_of(
-    st.tuples(V4, st.integers(0, 32)), st.tuples(V6, st.integers(0, 128))
-).map(lambda pair: str(ip_network(f"{pair[0]}/{pair[1]}", strict=False)))  # fmt: skip
+DESTINATIONS = st.one_of(st.tuples(V4, st.integers(0, 32)), st.tuples(V6, st.integers(0, 128))).map(
+    lambda pair: str(ip_network(f"{pair[0]}/{pair[1]}", strict=False))
+)
 
 
 def sensible(route: KernelRoute) -> bool:
