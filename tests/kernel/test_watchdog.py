@@ -249,6 +249,8 @@ def test_a_stopped_agent_is_stood_in_for_until_it_goes_on(lab, agent):
     process = agent.start(group, deadline_s=SLOW_S)
     agent.book.give(APP, 200 * MIB)
     process.send_signal(signal.SIGSTOP)
+    # Not before: version 2 slows tasks down, and within the silence one has crawled on to its limit, and is killed.
+    wait_until(lambda: agent.watches(memory_directory(lab, group)), within_s=SLOW_S, what="the watchdog in charge")
     child = grow(lab, group, 120, stay_s=1000)
     assert child.stdout.read(5) == "grown"
     assert agent.book.read()[APP].used_bytes >= 56 * MIB
