@@ -66,7 +66,7 @@ class ContainerHandle(Protocol):
         """Whether OOM control is enabled; just opened: whether it was by a previous agent (then enable it again)."""
 
     def oom_control_was_undone(self) -> bool:
-        """Whether OOM control was disabled externally (oom_kill_disable 0, another memory.high)."""
+        """Whether OOM control was disabled externally (oom_kill_disable 0, a higher memory.high)."""
 
     @property
     def oom_wait_since_ns(self) -> int | None:
@@ -76,7 +76,7 @@ class ContainerHandle(Protocol):
         """Record it (None: none waits any more) for the watchdog and the next agent."""
 
     def enable_oom_killer(self) -> WriteOutcome:
-        """Leave out-of-memory to the OOM killer (version 1: oom_kill_disable 0; version 2: memory.high max)."""
+        """Leave out-of-memory to the OOM killer (oom_kill_disable 0; memory.high as it was found)."""
 
     def restore(self) -> None:
         """Restore every value that was found at opening and that this handle, or a previous agent, has changed.

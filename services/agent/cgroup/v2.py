@@ -128,6 +128,8 @@ class CgroupV2Handle(CgroupHandle):
         usage_bytes = int(pread(self._usage, NUMBER_BYTES, 0))
         limit_bytes = _as_number(self._max.refresh())
         high = self._control_file.refresh()
+        if self._oom_controlled:
+            self._adopt_external_high()
         events = pread(self._kills, STAT_BYTES, 0).split()
         guarded = high not in (_MAX, self._control_file.original)  # a grant does not help at an external memory.high
         paused = guarded and usage_bytes >= int(high)
@@ -146,6 +148,8 @@ class CgroupV2Handle(CgroupHandle):
         as it was found.
         """
         limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES  # as the kernel rounds it
+        if self._control_value() is not None:
+            self._adopt_external_high()
         limit_before_bytes = _as_number(self._max.value)
         if limit_before_bytes != UNLIMITED and limit_bytes >= limit_before_bytes:
             outcome = self._max.write(b"%d" % limit_bytes)
@@ -198,25 +202,38 @@ class CgroupV2Handle(CgroupHandle):
             self._watched = True
         self._control_file.refresh()
         limit_bytes = _as_number(self._max.refresh())
+        self._adopt_external_high()
         self._save_controlled(self._control_file, self._max)
         self._oom_controlled = True
         self._set_high(self._high_for(limit_bytes))
         return self._control_file.value == self._control_on
 
     def oom_control_was_undone(self) -> bool:
-        """Whether memory.high was modified externally.
-
-        A lower one than that of OOM control is kept, and so is any while an external one holds: False.
-        """
-        undone = super().oom_control_was_undone()
-        value, control = self._control_file.value, self._control_on
-        if not undone or (control != self._control_file.original and not _is_below(value, control)):
-            return undone
-        self._control_file.original = self._control_on = value
-        self._found.values[self._control_file.name] = value.decode()
-        self._save()
+        """Whether memory.high was modified externally, but for one that is kept (`_adopt_external_high`)."""
+        if not super().oom_control_was_undone():
+            return False
+        if not self._adopt_external_high():
+            return True
         self._set_high(self._high_for(_as_number(self._max.value)))
         return False
+
+    def _adopt_external_high(self) -> bool:
+        """Keep, and restore at the end, a memory.high that others have set since; whether there is one.
+
+        Under OOM control a lower one than its own, or any while an external one holds. The files have been read.
+        """
+        value, control, original = self._control_file.value, self._control_on, self._control_file.original
+        if self._oom_controlled:
+            external = value != control and (control == original or _is_below(value, control))
+        else:
+            external = value != original and external_high(value, self._max.value) is not None
+        if external:
+            self._control_file.original = value
+            self._control_on = value if self._oom_controlled else control
+            if self._control_file.name in self._found.values:
+                self._found.values[self._control_file.name] = value.decode()
+                self._save()
+        return external
 
     @property
     def _control_off(self) -> bytes:

@@ -77,6 +77,36 @@ def test_a_lower_memory_high_that_the_kubelet_writes_later_is_kept_and_restored(
     assert v2.kernel.value("memory.high") == str(60 * MIB)
 
 
+@pytest.mark.parametrize("first", ["read", "limit", "control"])
+def test_a_lower_memory_high_is_kept_whatever_the_agent_does_first(v2, first):
+    """Resized in place from 62 to 40 MiB with 41 in use: a notification, a limit update or a repair comes first."""
+    v2.kernel.set("memory.high", str(62 * MIB))
+    handle = v2.handle()
+    handle.enable_oom_control()
+    v2.kernel.set("memory.high", str(40 * MIB))
+    v2.kernel.set("memory.current", str(41 * MIB))
+    if first == "read":
+        state = handle.read_memory()
+        assert state is not None
+        assert not state.paused, "a grant would not help"
+    elif first == "limit":
+        handle.write_memory(96 * MIB)
+    handle.enable_oom_control()
+    assert v2.kernel.value("memory.high") == str(40 * MIB)
+    assert not handle.oom_control_was_undone()
+    handle.restore()
+    assert v2.kernel.value("memory.high") == str(40 * MIB)
+
+
+def test_a_memory_high_that_comes_before_the_guard_is_kept_and_restored(v2):
+    handle = v2.handle()
+    v2.kernel.set("memory.high", str(40 * MIB))
+    handle.enable_oom_control()
+    assert v2.kernel.value("memory.high") == str(40 * MIB)
+    handle.restore()
+    assert v2.kernel.value("memory.high") == str(40 * MIB)
+
+
 def test_a_lost_state_directory_does_not_make_the_guards_memory_high_the_kubelets(v2):
     v2.handle().enable_oom_control()
     assert v2.kernel.value("memory.high") == str(56 * MIB)
