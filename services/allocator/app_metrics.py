@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from schemas.apps import PERIOD_US
 from services.allocator.columns import per_app
 from services.allocator.cycle import AllocationCycle
 
-PERIOD_US: Final = 100_000
 NAMES: Final = tuple(
     f"turnbuckle_app_{name}"
     for name in (

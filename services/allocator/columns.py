@@ -41,6 +41,8 @@ NO_BOUND = 1 << 62
 PAGE_BYTES: Final = 4096
 MARGIN_BYTES: Final = 4 << 20
 """No memory limit is closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
+LEAST_RAISE_US: Final = 1_000
+"""A raise that a full node leaves less of than this is not worth a write, which refills the container's bandwidth."""
 RECLAIM_BYTES: Final = 1 << 20
 """Smaller changes of a memory limit are not worth a write."""
 MAX_BYTES: Final = 1 << 60
@@ -59,7 +61,7 @@ class Rows:
     slot: IntArray
     """Stable index into the policies' estimator arrays; kept for the container's life."""
     reserve: IntArray
-    """Row of the container's application and node in `reserves.Reserves`."""
+    """Row of the container's application and node in `Reserves`."""
     host_cpus: IntArray
     report_seq: IntArray
     """Newest applied report of the agent."""
@@ -97,6 +99,8 @@ class Rows:
     limit_inflight_bytes: IntArray
     limit_deferred_bytes: IntArray
 
+    sampled_ns: IntArray
+    """When the newest sample of a whole period was taken, by the agent's clock; 0: none yet."""
     used_us: IntArray
     unused_us: IntArray
     throttled: IntArray

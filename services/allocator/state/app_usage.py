@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from schemas.apps import PERIOD_US
 from schemas.cfs import SampleFlag
 from services.allocator.columns import AppIndex, IntArray, Ints
 
+MAX_GAP_PERIODS: Final = 100
+"""A longer gap is an agent that was away, or a clock that was set."""
 TOTALS: Final = ("periods", "throttled_periods", "used_us", "unused_us", "throttled_us", "oom_kills")
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousSample:
+    """What a sample is counted from, shape (N,) each."""
+
+    sampled_ns: Ints
+    """When it was taken; 0: there was none."""
+    oom_kills: Ints
+    """Negative: there was none."""
 
 
 class AppUsage:
@@ -22,25 +36,36 @@ class AppUsage:
     def __init__(self) -> None:
         self._totals = np.zeros((len(TOTALS), 0), dtype=np.int64)
 
-    def add(self, app: AppIndex, reported: Mapping[str, Ints], oom_kills_before: Ints) -> None:
+    def add(self, app: AppIndex, reported: Mapping[str, Ints], sampled_ns: Ints, before: PreviousSample) -> Ints:
         """Add one sample of each container.
+
+        Usage is told per period of elapsed time, and periods are those that the kernel counted meanwhile, which may be
+        none or two in a tenth of a second. So times count by what has elapsed since the sample before.
 
         Args:
             app: application of each row, shape (N,).
             reported: columns of `schemas.cfs.CfsBatch`, shape (N,).
-            oom_kills_before: as of the previous sample, shape (N,); negative: there was none.
+            sampled_ns: when, by the clock of each row's agent, shape (N,).
+            before: the sample before, of each row.
+
+        Returns:
+            `PreviousSample.sampled_ns` for the next one, shape (N,).
         """
         # An early sample is of a period that the next one counts again, but for its being throttled.
         early = (reported["flags"] & int(SampleFlag.EARLY)) > 0
         periods = np.where(early, 0, reported["periods"])
-        kills = np.where(oom_kills_before < 0, 0, np.maximum(reported["oom_kills"] - oom_kills_before, 0))
+        elapsed = (sampled_ns - before.sampled_ns) / (PERIOD_US * 1_000)
+        elapsed = np.where((before.sampled_ns > 0) & (elapsed > 0) & (elapsed < MAX_GAP_PERIODS), elapsed, periods)
+        # Where throttled, the agent divides by what is more.
+        elapsed = np.where(reported["throttled"] > 0, np.maximum(elapsed, periods), elapsed) * (periods > 0)
+        kills = np.where(before.oom_kills < 0, 0, np.maximum(reported["oom_kills"] - before.oom_kills, 0))
         sample = np.array(
             (
                 periods,
                 reported["throttled"],
-                reported["used_us"] * periods,
-                reported["unused_us"] * periods,
-                reported["throttled_us"] * periods,
+                np.rint(reported["used_us"] * elapsed),
+                np.rint(reported["unused_us"] * elapsed),
+                np.rint(reported["throttled_us"] * elapsed),
                 kills,
             )
         )
@@ -49,6 +74,7 @@ class AppUsage:
         place = app + count * np.arange(len(TOTALS))[:, None]
         sums = np.bincount(place.ravel(), sample.ravel(), len(TOTALS) * count)
         self._totals += sums.astype(np.int64).reshape(len(TOTALS), count)
+        return np.where(periods > 0, sampled_ns, before.sampled_ns)
 
     def of(self, app: int) -> dict[str, int]:
         """Totals of one application."""

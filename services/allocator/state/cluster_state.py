@@ -19,7 +19,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from services.allocator.columns import NO_BOUND, BoolArray, IntArray, Report, ReserveReport, Reserves, Rows, ack, at
-from services.allocator.state.app_usage import AppUsage
+from services.allocator.state.app_usage import AppUsage, PreviousSample
 
 STALE_NS: Final = 2_000_000_000
 GRACE_NS: Final = 3_000_000_000
@@ -368,12 +368,14 @@ class ClusterState:
         batches = list(newest.values())
         members = [self._groups[group].index for group in newest]
         index = np.concatenate(members)
-        report_seq = np.repeat([batch.report_seq for batch in batches], [len(mine) for mine in members])
+        counts = [len(mine) for mine in members]
+        report_seq = np.repeat([batch.report_seq for batch in batches], counts)
+        sampled_ns = np.repeat([batch.time_ns for batch in batches], counts)
         table = _stacked(batches, len(index))
         sane = valid_rows(tuple(RANGES), table[: len(RANGES)])
         if not sane.all():
             self.counts.invalid_samples += len(index) - int(np.count_nonzero(sane))
-            index, report_seq, table = index[sane], report_seq[sane], table[:, sane]
+            index, report_seq, sampled_ns, table = index[sane], report_seq[sane], sampled_ns[sane], table[:, sane]
         reported = dict(zip(_COLUMNS, table, strict=True))
         fresh = reported["periods"] > 0
         report = Report(
@@ -382,11 +384,13 @@ class ClusterState:
         newer = ack(self.rows, report, now_ns)
         self._ack_reserves(newest)
         if not newer.all():
-            index, fresh, reported = index[newer], fresh[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
+            index, fresh, sampled_ns = index[newer], fresh[newer], sampled_ns[newer]
+            reported = dict(zip(_COLUMNS, table[:, newer], strict=True))
         rows, mine = self.rows, at(index)
         rows.unreported[mine] = False
         rows.previous_memory_usage_bytes[mine] = rows.memory_usage_bytes[mine]
-        self.usage.add(rows.app[mine], reported, rows.oom_kills[mine])
+        before = PreviousSample(rows.sampled_ns[mine], rows.oom_kills[mine])
+        rows.sampled_ns[mine] = self.usage.add(rows.app[mine], reported, sampled_ns, before)
         for name in _COPIED:
             getattr(rows, name)[mine] = reported[name]
         rows.fresh[mine] = fresh

@@ -11,7 +11,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
 from services.allocator.app_metrics import NAMES, app_metrics, largest_apps
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.app_usage import TOTALS, AppUsage
+from services.allocator.state.app_usage import TOTALS, AppUsage, PreviousSample
 from services.allocator.state.budget import StepTime
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 from tests.support.lossy_cluster import owning
@@ -19,8 +19,10 @@ from tests.support.lossy_cluster import owning
 MIB = 1 << 20
 
 
-def step(allocation: AllocationCycle, tick: int, *rows: Row, app: str = "shop") -> None:
-    allocation.step([batch(tick, rows, app=app)], StepTime(tick * PERIOD_NS, START_NS + tick * PERIOD_NS))
+def step(allocation: AllocationCycle, tick: int, *rows: Row, at_periods: float | None = None) -> None:
+    """One batch, taken at its tick, or at another time in periods."""
+    taken_ns = START_NS + int((tick if at_periods is None else at_periods) * PERIOD_NS)
+    allocation.step([batch(tick, rows, time_ns=taken_ns)], StepTime(tick * PERIOD_NS, taken_ns))
 
 
 def read(allocation: AllocationCycle, app: str = "shop", count: int = 50) -> dict[str, float]:
@@ -57,14 +59,31 @@ def test_a_sample_of_several_periods_counts_each_of_them(allocation):
 def test_an_early_sample_counts_its_throttled_period_and_no_usage(allocation):
     """The period is not over: the next sample counts its usage, and not its being throttled."""
     step(allocation, 0, Row())
-    step(allocation, 1, Row(used_us=20_000, throttled=1, flags=SampleFlag.EARLY))
-    step(allocation, 2, Row())
+    step(allocation, 1, Row(used_us=20_000, throttled=1, flags=SampleFlag.EARLY), at_periods=0.5)
+    step(allocation, 2, Row(), at_periods=1)
 
     found = read(allocation)
 
     assert found["turnbuckle_app_cpu_usage_seconds_total"] == pytest.approx(0.02)
     assert found["turnbuckle_app_cpu_periods_total"] == 2
     assert found["turnbuckle_app_cpu_throttled_periods_total"] == 1
+
+
+def test_usage_counts_by_the_time_between_samples_however_many_periods_ended_meanwhile(allocation):
+    """A period that ends near the sample is counted by this one or by the next: two, and none (told as one)."""
+    for tick, periods in enumerate((1, 2, 1, 2, 1)):
+        step(allocation, tick, Row(periods=periods, used_us=10_000, quota_us=30_000))
+    step(allocation, 5, Row(periods=1, used_us=10_000), at_periods=7)  # late; the container idled for two of them
+
+    # 8 periods of 10 ms: the first sample's own, then 4 and 3 of elapsed time
+    assert read(allocation)["turnbuckle_app_cpu_usage_seconds_total"] == pytest.approx(0.08)
+
+
+def test_a_clock_that_was_set_counts_nothing_twice(allocation):
+    for tick, at_periods in enumerate((0, -500, -499, 90_000)):
+        step(allocation, tick, Row(), at_periods=at_periods)
+
+    assert read(allocation)["turnbuckle_app_cpu_usage_seconds_total"] == pytest.approx(0.04)
 
 
 def test_kills_are_counted_once_and_none_of_an_earlier_owners(allocation):
@@ -130,7 +149,8 @@ def test_totals_equal_a_sum_by_hand(steps):
     for rows in steps:
         app = np.array([row[0] for row in rows])
         reported = {name: np.array([row[at + 1] for row in rows]) for at, name in enumerate(COLUMNS)}
-        usage.add(app, reported, np.zeros(len(rows), dtype=np.int64))
+        none = np.zeros(len(rows), dtype=np.int64)
+        usage.add(app, reported, none, PreviousSample(none, none))
         for owner, periods, throttled, used, unused, held, kills, flags in rows:
             whole = 0 if flags & SampleFlag.EARLY else periods
             expected[owner] += (whole, throttled, used * whole, unused * whole, held * whole, kills)
