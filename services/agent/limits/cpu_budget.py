@@ -83,6 +83,8 @@ class NodeCpuBudget:
         self._containers = containers
         self._reported_ns: dict[str, int] = {}
         self._refusals: list[Refusal] = []
+        self._committed_us: int | None = None
+        """Of the present update, once asked for: it is a sum over all containers."""
         self.warns = warns and budget is None
         self.rejections = 0
         """Increases that there was not enough headroom for."""
@@ -93,8 +95,14 @@ class NodeCpuBudget:
         return None if self._budget is None else self._budget.allocatable_us
 
     def committed_us(self) -> int:
-        """What the quotas of all containers add up to."""
+        """What the quotas of all containers add up to; where there is no budget, those without one count nothing."""
+        if self._budget is None:
+            return sum(max(limits.quota_us, 0) for limits in self._containers.limits.values())
         return sum(self._counted(key) for key in self._containers.limits)
+
+    def begin(self) -> None:
+        """Before an update is applied."""
+        self._committed_us = None
 
     @property
     def headroom_us(self) -> int:
@@ -110,9 +118,10 @@ class NodeCpuBudget:
         """
         if self._budget is None:
             return ordered_us, ""
-        committed, quota_us = self.committed_us(), self._containers.limits[key].quota_us
-        headroom_us = self._budget.allocatable_us - committed
-        admitted = admitted_us(ordered_us, quota_us, self._used(key), headroom_us)
+        committed = self.committed_us() if self._committed_us is None else self._committed_us
+        quota_us, used_us = self._containers.limits[key].quota_us, self._used(key)
+        admitted = admitted_us(ordered_us, quota_us, used_us, self._budget.allocatable_us - committed)
+        self._committed_us = committed + max(admitted - counted_us(quota_us, used_us), 0)
         return admitted, "" if admitted == ordered_us else self._sentence(self._budget, committed)
 
     def report_rejection(self, key: str, ordered_us: int, sentence: str, now_ns: int) -> None:

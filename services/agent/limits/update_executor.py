@@ -99,6 +99,7 @@ class LimitExecutor:
         keys = [row.container for row in plan.rows] or self.containers.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = _PendingReply(update, plan, keys, statuses, on_settled, self._budget.begin())
+        self.cpu_budget.begin()
         self._replies.append(pending)
         for row in sorted(range(len(plan.rows)), key=lambda row: self._raises(plan.rows[row])):
             pending.statuses[row] = self._start_row(plan.rows[row], pending, row, now_ns)

@@ -30,6 +30,7 @@ from typing import Self
 import numpy as np
 
 from services.allocator.columns import (
+    LEAST_RAISE_US,
     MARGIN_BYTES,
     NO_BOUND,
     PAGE_BYTES,
@@ -419,8 +420,8 @@ def assign_quotas(context: StepContext, targets: IntArray) -> Reservation:
         return reserved
     ask = np.where(reserved.ordered > before, np.maximum(reserved.ordered - holding, 0), 0)
     got = scale_to_fit(rows.node, ask, context.node_cpu_headroom)
-    within = np.where(got < ask, np.maximum(before, holding + got), reserved.ordered)
-    return replace(reserved, ordered=within)
+    partly = np.where(got < LEAST_RAISE_US, before, np.maximum(before, holding + got))
+    return replace(reserved, ordered=np.where(got < ask, partly, reserved.ordered))
 
 
 def assign_limits(context: StepContext, targets: IntArray) -> Reservation:
