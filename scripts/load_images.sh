@@ -13,7 +13,8 @@ set -euo pipefail
 shopt -s inherit_errexit
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root
-readonly services=(agent reconciler allocator collector advisor kubeoperator cli)
+mapfile -t services < <("$root/scripts/list_images.sh")
+readonly services
 
 say() { printf 'load images: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }

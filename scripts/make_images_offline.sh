@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Images without a registry, for a machine that reaches Debian's and Python's packages but no images:
-# scripts/make_images_offline.sh [SERVICE...], all seven by default. As root, on Debian, with debootstrap and a Docker Engine.
+# scripts/make_images_offline.sh [SERVICE...], those of scripts/list_images.sh by default. As root, on Debian, with debootstrap and a Docker Engine.
 #
 #   turnbuckle-base:bookworm    Debian's essential packages and Python, made with debootstrap
 #   turnbuckle-build:bookworm   the same with venv and the pinned wheels, so that `docker build` needs no network
@@ -18,7 +18,9 @@ readonly suite=bookworm
 readonly keep=${XDG_CACHE_HOME:-$HOME/.cache}/turnbuckle-images
 readonly packages=python3,python3-venv,libgomp1,busybox-static
 readonly venv_packages=(python3-venv python3.11-venv python3-pip-whl python3-setuptools-whl python3-distutils python3-lib2to3)
-readonly light_extras=agent,kubernetes,allocator,reconciler,kubeoperator,cli,vertex,otel
+# The advisor has wheels of its own, with PyTorch; the collector image holds Google's clients only (`vertex`).
+light_extras=$(scripts/list_images.sh | grep -vxE "advisor|collector" | paste -sd,),kubernetes,vertex,otel
+readonly light_extras
 python=${PYTHON:-.venv/bin/python}
 
 say() { printf 'images: %s\n' "$*" >&2; }
@@ -144,7 +146,7 @@ build_image() {
 }
 
 services=("$@")
-[ $# -gt 0 ] || services=(agent allocator reconciler kubeoperator cli collector advisor)
+[ $# -gt 0 ] || mapfile -t services < <(scripts/list_images.sh)
 check_needs
 mkdir -p "$keep"
 exec 9>"$keep/lock"
@@ -161,4 +163,4 @@ case " ${services[*]} " in *" advisor "*)
 esac
 for service in "${services[@]}"; do build_image "$service"; done
 docker image ls --format '{{.Repository}}:{{.Tag}} {{.Size}}' |
-    grep -E "^turnbuckle-(base|build|build-torch|nats|agent|allocator|reconciler|kubeoperator|cli|collector|advisor):" | sort >&2
+    grep -E "^turnbuckle-(base|build|build-torch|nats|$(scripts/list_images.sh | paste -sd"|")):" | sort >&2

@@ -47,8 +47,6 @@ _METRICS: Final = """
 _EXAMPLES: Final = """    ${Name}StateRequest(),
     ${Name}StateReply(apps=("shop",), reconciles=42),
 """
-_TABLE: Final = '    "$name": (Role.${NAME},),\n'
-_PURE: Final = ' "services.$name.core",'
 _LAYERS: Final = """
 [[tool.importlinter.contracts]]
 name = "layers of the $name"

@@ -19,6 +19,7 @@ CHECKS = (
     "tests/integration/test_compose_files.py",
     "tests/integration/test_kubernetes_manifests.py",
     "tests/integration/test_helm_chart.py",
+    "tests/integration/test_load_images.py",
     "tests/integration/test_systemd_units.py",
     "tests/unit/test_dashboards.py",
     "tests/unit/test_links.py",
