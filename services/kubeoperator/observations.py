@@ -74,7 +74,7 @@ class Observations:
     def _take(self, delivery: Delivery) -> None:
         event = delivery.message
         if isinstance(event, ContainerEvent):
-            kind = f"Container{event.change.value.capitalize()}"
+            kind = f"Container{event.change.value.title().replace('_', '')}"
         elif isinstance(event, OomEvent):
             kind = f"Memory{event.kind.value.title().replace('_', '')}"
         else:

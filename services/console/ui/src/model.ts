@@ -279,7 +279,7 @@ export class Model {
 }
 
 const MEMORY_LEVEL: Record<string, Event["level"]> = { grant: "good", oom_wait: "warn", grant_denied: "bad", oom_killer_enabled: "bad", kill: "bad" };
-const CONTAINER_LEVEL: Record<string, Event["level"]> = { started: "good", rejected: "bad", refused: "bad", drifted: "warn" };
+const CONTAINER_LEVEL: Record<string, Event["level"]> = { started: "good", rejected: "bad", refused: "bad", drifted: "warn", cpu_refused: "warn" };
 const ROUTE_LEVEL: Record<string, Event["level"]> = { disagreement: "bad", override: "warn", agreement: "good", override_removed: "good" };
 
 /** A fact as a line of the feed; null: nothing that is shown there. */
@@ -304,7 +304,7 @@ export function describe(message: Message): Event | null {
     case "turnbuckle.container.v1.ContainerEvent": {
       const change = text("change");
       return {
-        ...base, kind: "container", id: id(text("container"), change), what: change, who: shortName(text("container")),
+        ...base, kind: "container", id: id(text("container"), change), what: change.replaceAll("_", " "), who: shortName(text("container")),
         text: text("reason") || text("source"), level: CONTAINER_LEVEL[change] ?? "plain",
       };
     }
