@@ -1,6 +1,6 @@
 """Allocation cycle: batches in, limit updates and decisions out, for all applications of this replica at once.
 
-Order of work: apply reports, admit pending containers, let the policies compute targets, assign what the ledger has
+Order of work: apply reports, admit pending containers, let the policies compute targets, assign what the budget has
 capacity for, plan the nodes' reserves, send.
 Pure: times are arguments, messages are return values.
 """

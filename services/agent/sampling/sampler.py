@@ -36,7 +36,7 @@ from services.agent.sampling.usage import (
 RECHECK_SAMPLES = 5
 """Each container's limits are read back from the kernel once in so many samples, a share of them per sample."""
 RECLAIMABLE_SAMPLES = 50
-"""The same for the page cache that the kernel could drop (20 us a container), and for limits that snapshot show."""
+"""The same for the page cache that the kernel could drop (20 us a container), and for limits that snapshots show."""
 POLL_AFTER_THROTTLE_SAMPLES = 100
 """A node is polled between samples for this long after a container was throttled: 10 s."""
 
@@ -181,7 +181,7 @@ class Sampler:
     def read_back(self, now_ns: int) -> None:
         """After a sample: read limits and OOM control back of a share of all containers, for external modifications.
 
-        Where snapshot show what the kernel holds, a small share, to be certain of the snapshot.
+        Where snapshots show what the kernel holds, a small share, to be certain of the snapshot.
         """
         order, samples = self._containers.order, self._containers.samples
         if samples.keys is not order.keys:
@@ -193,7 +193,7 @@ class Sampler:
             samples.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
 
     def _check_differences(self, order: BatchOrder, snapshot: CounterSnapshot, now_ns: int) -> None:
-        """Read those back of which the snapshot show something else than is expected."""
+        """Read those back of which the snapshot shows something else than is expected."""
         samples = self._containers.samples
         wrong: list[int] = []
         if snapshot.kernel is not None:

@@ -13,7 +13,7 @@ Recall.  What a container used at most between the last two periodic reclaims an
          above that peak, or brought back there, as long as no other container needs the memory.
 Scarce.  Where the targets exceed what the application has free, all containers first get what keeps them alive for
          the loop (usage + max(3 g, MARGIN_BYTES)), then their recall, then the rest: a comfortable delta for one is
-         not taken before the next three periods of another. Of each, what stays within fair shares (`fairness`) comes
+         not taken before the next three periods of another. Of each, what stays within `FairShares` comes
          first, and what goes beyond them second, both in proportion to what is missing. And the reclaim below is done
          at once for that application, not only when it is due (thesis 2.4.4.2); and for all containers of a node that
          has little left for raises, of whatever application (thesis 2.3.2).
@@ -25,7 +25,7 @@ Urgent.  A task waits for memory and the application has none free (thesis 2.4.4
          delta is taken; where that is not enough, the largest slacks above their recall, then above usage + max(3 g,
          MARGIN_BYTES) + MARGIN_BYTES (agents refuse less than one margin, and usage has moved on), and of the usage up
          to CACHE_STEP_BYTES of page cache that the kernel can drop. For a container above its fair share no limit is
-         cut below what `fairness` guarantees (as `min_bytes`).
+         cut below what `FairShares` guarantees (as `min_bytes`).
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.

@@ -9,7 +9,7 @@ Standard output has one JSON object a line:
 - ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, published
 - ``error``: message, exit_code, kind; of a worker that died also worker, worker_exit_code, stderr_tail
 
-Exit codes: 0; 64 a wrong command line; 65 the command failed, or ran for less than ten samples; 69 no root, no control
+Exit codes: 0; 2 a wrong command line; 65 the command failed, or ran for less than ten samples; 69 no root, no control
 groups; 130 interrupted (the profile is kept if it has ten samples).
 """
 
