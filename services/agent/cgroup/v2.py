@@ -16,24 +16,16 @@ from services._host.cgroupfs import CgroupLayout
 from services._host.control_file import PAGE_BYTES, field_positions
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts, none_if_gone
 from services.agent.cgroup.host import CgroupHost
+from services.agent.memory.growth import MARGIN_BYTES, high_margin_bytes
 from services.agent.ports import ContainerHandle, FoundContainer, UnmanageableError
 from services.agent.state_files import FoundValues, StateDirectory
 
 _MAX: Final = b"max"
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_usec")
-MARGIN_BYTES: Final = 4 << 20
-"""memory.max stays at least this far above memory.current: below it, the kernel kills and the write succeeds."""
-MAX_MARGIN_BYTES: Final = 32 << 20
-"""The kernel notifies at most every 10 ms: three times what 1 GB/s charges until the agent can act."""
 
 
 def _as_number(value: bytes) -> int:
     return UNLIMITED if value == _MAX else int(value)
-
-
-def high_margin_bytes(limit_bytes: int) -> int:
-    """How far memory.high stays below memory.max under OOM control: an eighth, at least 4, at most 32 MiB."""
-    return max(MARGIN_BYTES, min(MAX_MARGIN_BYTES, limit_bytes // 8 // PAGE_BYTES * PAGE_BYTES))
 
 
 def external_high(high: bytes, limit: bytes) -> int | None:

@@ -22,6 +22,8 @@ PAGE_BYTES: Final = 4096
 MIB: Final = 1 << 20
 NEAR_BYTES: Final = 32 * MIB
 NEAR_SHARE: Final = 8
+MARGIN_BYTES: Final = 4 * MIB
+"""Version 2: memory.max stays so far above memory.current: below it the kernel kills, though the write succeeds."""
 NEAR_S: Final = 0.06
 AHEAD_S: Final = 0.1
 MAX_RATE: Final = float(64 << 30)
@@ -40,6 +42,14 @@ FAST_RATE: Final = 4e9
 """Faster than one processor fills pages of 4 KiB (1 to 2.5 GB/s measured)."""
 LEAST_POLL_S: Final = 0.002
 MOST_POLL_S: Final = 0.025
+
+
+def high_margin_bytes(limit_bytes: int) -> int:
+    """Version 2: how far memory.high stays below memory.max under OOM control, an eighth, at least 4, at most 32 MiB.
+
+    The kernel notifies at most every 10 ms: three times what 1 GB/s charges until the agent can act.
+    """
+    return max(MARGIN_BYTES, min(NEAR_BYTES, limit_bytes // NEAR_SHARE // PAGE_BYTES * PAGE_BYTES))
 
 
 class MemoryLevel(Protocol):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from services.agent.memory.growth import FreeMemory, Growth, Need, need_of
+from services.agent.memory.growth import FreeMemory, Growth, Need, high_margin_bytes, need_of
 from services.agent.state_files import FoundValues
 
 NEAR_BYTES: Final = 2 << 20
@@ -161,10 +161,9 @@ class Group:
                     self._write("memory.memsw.limit_in_bytes", str(limit))
             self._write("memory.limit_in_bytes", str(limit))
         else:
-            high = self._read_number("memory.high")
             self._write("memory.max", str(limit))
-            if high < _UNLIMITED:
-                self._write("memory.high", str(min(high + granted_bytes, self._external_high())))
+            if self._read_number("memory.high") < _UNLIMITED:  # where the agent would put it, and recognize it
+                self._write("memory.high", str(min(limit - high_margin_bytes(limit), self._external_high())))
         return limit
 
     def wake(self) -> None:

@@ -21,6 +21,11 @@ TORN = 0.02
 then one of the two accounts has it in this period and the other one in the next. So much of them may be like that."""
 
 
+PAID_BACK = 10
+"""Periods after which an idle group is silent at the latest: two, and as many as pay back what its tasks used beyond
+the quota. That is more where an emulated CPU stands still. `Loader.drain` has waited for the silence."""
+
+
 class Case(NamedTuple):
     """A load."""
 
@@ -142,7 +147,8 @@ def main() -> None:
         found = accounts(records, truths)
         torn += check_each(group.name, found)
         check_whole(group, records, found, before_us[key])
-        assert sum(record.time_ns > stopped_ns for record in records) <= 2, "idle, and not silent"
+        after = sum(record.time_ns > stopped_ns for record in records)
+        assert after <= PAID_BACK, f"{group.name}: {after} records after its tasks stood still"
         compared += len(found.used_ns)
         exact += sum(used == spent for used, spent in zip(*found, strict=True))
     assert compared >= 1000
