@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from schemas.containers import NodeInfo
+from services.cli.apps.announced import read_nodes
 from tests.support.cluster_lab import ClusterLab, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.docker_lab import CuttableProxy
@@ -50,7 +52,7 @@ class RestartLab:
 
     async def restart_with(self, fault: Fault) -> ServiceProcess:
         """Kill the agent and start another one; returns it when the fault is over and it waits for no source."""
-        [agent] = self.cluster.running("agent")
+        [agent], [before] = self.cluster.running("agent"), await read_nodes(self.cluster.bus)
         await agent.signal(signal.SIGKILL)
         self.proxy.delay_s = fault.delay_s
         if fault.down_s:
@@ -62,9 +64,14 @@ class RestartLab:
         if fault.down_s:
             await self.observe_for(fault.down_s)
             await self.proxy.open()
-        await until(lambda: waits_for(agent)[-1:] == [[]], what="an agent that waits for no source of containers")
+        await poll(lambda: self._all_sources_heard(before), what="an agent that waits for no source of containers")
         self.proxy.delay_s = 0.0
         return agent
+
+    async def _all_sources_heard(self, before: NodeInfo) -> bool:
+        """By the new agent's registration; its log says nothing where it never had to wait."""
+        [now] = await read_nodes(self.cluster.bus)
+        return now.incarnation > before.incarnation and not now.sources_pending
 
     async def observe_for(self, seconds: float) -> None:
         """Take samples of all limits for so long."""
