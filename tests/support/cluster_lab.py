@@ -152,10 +152,8 @@ class ServiceProcess:
 class LabContainer:
     """A managed control group with an obedient load in it."""
 
-    def __init__(self, group: ManagedCgroup, tree: CgroupTree) -> None:
-        self.directory = group.directory
-        self.key = group.directory.rpartition("/")[2]
-        self._group = group
+    def __init__(self, create: Callable[[], ManagedCgroup], tree: CgroupTree) -> None:
+        """``create`` makes the group once the load is there: an agent removes one that is empty for 2 s."""
         self._tree = tree
         self._load = subprocess.Popen(
             [sys.executable, "-S", "-E", obedient_load.__file__],
@@ -164,6 +162,9 @@ class LabContainer:
             text=True,
         )
         self.wait_said("ready")
+        self._group = group = create()
+        self.directory = group.directory
+        self.key = group.directory.rpartition("/")[2]
         assert group.add_process(self._load.pid), f"{group.directory} has vanished, or exit code {self._load.poll()}"
 
     def add_process(self, pid: int) -> None:
@@ -311,7 +312,7 @@ class ClusterLab:
 
     def container_in(self, directory: str, quota_us: int | None = None, limit_bytes: int | None = None) -> LabContainer:
         """The same in a control group of any name, such as a pod's."""
-        container = LabContainer(ManagedCgroup.create(self.layout, directory, quota_us, limit_bytes), self.tree)
+        container = LabContainer(lambda: ManagedCgroup.create(self.layout, directory, quota_us, limit_bytes), self.tree)
         self._prefer(directory.partition("/")[0])
         self.containers.append(container)
         return container
