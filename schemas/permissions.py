@@ -251,7 +251,7 @@ def _messages_out(identity: Identity, root: str) -> Iterator[str]:
 def _messages_in(identity: Identity, root: str) -> Iterator[str]:
     role = identity.role
     for channel in CHANNELS:
-        # People subscribe to observations and events, only responders to commands: nobody may ask what it hears.
+        # People subscribe to observations and events, only responders to commands: no user may ask what it hears.
         if _receives(role, channel) and channel.template in _FROM_ALL_NODES:
             yield channel.template.pattern(root).text
         elif _receives(role, channel):

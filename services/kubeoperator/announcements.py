@@ -1,6 +1,6 @@
 """Applications on the bus: announced as `turnbuckle apply` does, withdrawn as `turnbuckle delete` does.
 
-The entry of the bucket `pod_selectors` lists what was declared in Kubernetes, so an application that somebody announced
+The entry of the bucket `pod_selectors` lists what was declared in Kubernetes, so an application that was announced
 by hand is neither overwritten nor withdrawn. It is written before the AppSpec and cleared after it: what this operator
 has announced is always listed. There is one operator; a second one would fail its compare-and-set.
 """
@@ -29,7 +29,7 @@ class Announcements:
         """Make the bus hold what is declared; writes only what differs.
 
         Returns:
-            the declaration, or why the application belongs to another object or to nobody in Kubernetes.
+            the declaration, or why the application belongs to another object or to no object in Kubernetes.
         """
         source, spec = declaration.declared_by, declaration.spec
         async with self._lock:

@@ -89,7 +89,7 @@ def _handle_applications(
     kopf.on.create(**where, id="declare")(reconcile)
     kopf.on.update(**where, id="declare", field="spec")(reconcile)
     kopf.on.delete(**where, id="withdraw")(delete)
-    # Also after a start of the operator: what the bus holds is made as declared, whoever changed it.
+    # Also after a start of the operator: what the bus holds is made as declared, by whatever client it was changed.
     kopf.timer(**where, id="refresh", interval=interval_s)(reconcile)
 
     @kopf.index(**where, id="known_applications")

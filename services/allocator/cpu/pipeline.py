@@ -180,7 +180,7 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
     app = rows.app[mine]
     cap_us = np.minimum(rows.host_cpus[mine] * PERIOD_US, table.max_quota_us[app])
     quota_us, ordered_us = rows.quota_us[mine], rows.quota_ordered_us[mine]
-    # On a node whose CPU budget is used up nobody is raised beyond what it holds: the rest is for other nodes.
+    # On a node whose CPU budget is used up no container is raised beyond what it holds: the rest is for other nodes.
     headroom_us = context.node_cpu_headroom[rows.node[mine]]
     cap_us = np.minimum(cap_us, np.maximum(ordered_us, quota_us) + headroom_us)
     idle_percent = context.node_idle_percent[rows.node[mine]]
