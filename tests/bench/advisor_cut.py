@@ -94,7 +94,7 @@ def answered(trained: GpModel, records: Sequence[JobRecord], kind: str, run: Run
     if not len(table):
         return None
     predictions = trained.predict(table.without_outcomes())
-    # An reference that is not there is answered by `answers.judge` with "not known", whatever the model guesses.
+    # A reference that is not there is answered by `answers.judge` with "not known", whatever the model guesses.
     known = np.array([not one for one in predictions.unknown]) & np.isfinite(table.reference_time_s)
     coverage = float("nan") if predictions.coverage is None else predictions.coverage
     return Answered(str(table.task[0]), kind, table.time_s, predictions.time_s, known, coverage)

@@ -319,7 +319,7 @@ def test_the_rules_are_those_of_compose_and_watch_declared_metrics() -> None:
 
 @pytest.mark.timeout(DEADLINE_S)
 def test_a_trial_has_one_replica_of_each_and_no_autoscaler() -> None:
-    """On kind nobody measures what an autoscaler would ask for."""
+    """On kind no metrics server has what an autoscaler would ask for."""
     manifests = rendered("overlays/trial")
     assert "HorizontalPodAutoscaler" not in {manifest["kind"] for manifest in manifests}
     assert {name for name, _, _ in workloads(manifests)} == SETTINGS.keys() | {"apps"}

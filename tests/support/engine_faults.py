@@ -29,7 +29,7 @@ class Fault(NamedTuple):
     delay_s: float = 0.0
     """Before the engine answers."""
     down_s: float = 0.0
-    """For which nobody listens at the engine's socket."""
+    """For which the engine's socket is not there."""
     lost_state: bool = False
     """Whether the state directory's notes of containers are lost."""
     timeout_s: float = 120.0

@@ -2,7 +2,7 @@
 
 The SDK makes a span in 20 us in a tight loop, but in 0.2 ms in a process that makes ten a second: its code and data are
 out of the processor's caches by then. Most spans of an agent are routine, and dropped. So a span is made at its end, or
-where someone asks who it is: a span within it, a message that leaves, a line of the log. For the same reason what is
+where its id is needed: a span within it, a message that leaves, a line of the log. For the same reason what is
 under way stands in a variable of our own: nothing here asks OpenTelemetry's context for it.
 """
 

@@ -86,7 +86,7 @@ def test_memory_qos_of_the_kubelet_is_told_by_the_containers_that_have_it(tmp_pa
     record = FoundValues("web-b", "shop", "b", 2, {"memory": str(changed)}, inode, values={"memory.high": "max"})
     prepare_state(state, "turnbuckle").save(record)
     found = guard.check_memory_qos(layout(mount, 2), state)
-    assert found is not None, "the guard's own is nobody else's, by its record and by its place below the limit"
+    assert found is not None, "the guard's own is not external, by its record and by its distance from the limit"
     assert (found.level, found.found) == (Level.OK, "no memory.high of the kubelet on 2 containers")
 
     record.values["memory.high"] = f"{60 << 20}"

@@ -71,7 +71,7 @@ def test_a_lower_memory_high_that_the_kubelet_writes_later_is_kept_and_restored(
         assert v2.kernel.value("memory.high") == str(held * MIB)
     assert v2.noted()["memory.high"] == str(60 * MIB)
     v2.kernel.set("memory.high", "max")
-    assert handle.oom_control_was_undone(), "whoever lifts the guard's own is told of"
+    assert handle.oom_control_was_undone(), "raising the guard's own is reported"
     handle.enable_oom_control()
     handle.restore()
     assert v2.kernel.value("memory.high") == str(60 * MIB)

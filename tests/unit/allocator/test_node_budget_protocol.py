@@ -1,4 +1,4 @@
-"""A node's memory and cores are promised once, whoever orders: two owners, an agent, a network that reorders, loses."""
+"""A node promises its memory and cores once: two owners, an agent, a network that reorders and loses messages."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

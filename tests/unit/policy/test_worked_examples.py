@@ -144,7 +144,7 @@ def test_waterfill_first_sample_with_an_ample_limit() -> None:
 
 
 def test_comfortable_container_is_not_raised_for_a_little_more_headroom() -> None:
-    """1,000 of 2,500 used: a wish of 3,000 is 20 % more, less than LOW_USE_RAISE_SHARE. Throttled, it is raised."""
+    """1,000 of 2,500 used: a target of 3,000 is 20 % more, less than LOW_USE_RAISE_SHARE. Throttled, it is raised."""
     before = view([200_000, 2_500], [80_000, 1_000], 400_000)
     targets = decide(policy_waterfill, WaterfillState(2), before, np.arange(2))
     assert targets.target_us.tolist() == [92_000, 2_500]
