@@ -8,11 +8,14 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 export PYTHON
+# Where a shell forbids bytecode, each of the hundreds of processes that tests start would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 ANYWHERE := tests/integration tests/contract tests/unit tests/bench/tests
 ON_ALL_CORES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 FRESH := tests/unit/schemas/test_schema_snapshots.py tests/unit/test_docs_fresh.py tests/unit/test_dashboards.py tests/unit/test_figures.py
+SOURCE_RULES := tests/unit/test_words.py tests/unit/test_purity.py tests/unit/schemas/test_subject_discipline.py
 STAMP_RUN := .venv/installed-run
 STAMP_DEV := .venv/installed-dev
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/make_venv.sh
@@ -23,7 +26,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes fuzz soak images images-offline format clean anew
+.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes bench-scheduler bench-interleave bench-planner bench-remote-memory bench-trainer bench-unequal bench-console fuzz fuzz-plans fuzz-plan-files soak soak-jobs soak-swap images images-offline format clean anew bench-gpu bench-pipelines bench-elastic bench-aggregation
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -36,16 +39,16 @@ kernel:  ## Build the kernel's own programs (needs clang, bpftool and libbpf-dev
 
 check: lint types contracts fresh  ## Style, types, import contracts, schema snapshots, generated files (1 minute)
 
-test: $(STAMP_DEV)  ## Every test that needs no root and no daemon but nats-server, on all cores (5 minutes on 2)
-	$(BIN)/python -m pytest $(ANYWHERE) -m "not host" $(ON_ALL_CORES) $(ARGS)
+test: $(STAMP_DEV)  ## Every other test that needs no root and no daemon but nats-server, on all cores (7 minutes on 2)
+	$(BIN)/python -m pytest $(ANYWHERE) $(patsubst %,--ignore=%,$(FRESH) $(SOURCE_RULES)) -m "not host" $(ON_ALL_CORES) $(ARGS)
 
-test-deep: $(STAMP_DEV)  ## The property tests among them with five times as many examples (ARGS=tests/unit/policy: only these)
+test-deep: $(STAMP_DEV)  ## The property tests among them with ten times as many examples (ARGS=tests/unit/policy: only these)
 	$(BIN)/python -m pytest -m "hypothesis and not host" --hypothesis-profile deep --numprocesses auto $(or $(ARGS),$(ANYWHERE))
 
 test-host: $(STAMP_DEV)  ## As root: control groups, Docker, namespaces, whole systems, compose, emulated machines (half an hour or more)
 	scripts/run_host_tests.sh $(ARGS)
 
-test-vm: $(STAMP_DEV)  ## Of test-host, what runs in emulated machines: control groups of version 2, tc rules, soft-RoCE (10 minutes)
+test-vm: $(STAMP_DEV)  ## Of test-host, what runs in machines (User-Mode Linux, QEMU): control groups of version 2, tc rules, swap, soft-RoCE (15 minutes)
 	$(BIN)/python -m pytest tests/lab -m vm $(ARGS)
 
 flaky: $(STAMP_DEV)  ## How often each test of the files that differ from main fails in 20 runs (ARGS="tests/unit/x.py")
@@ -61,8 +64,9 @@ lint: $(STAMP_DEV)  ## Style: ruff check and ruff format
 types: $(STAMP_DEV)  ## mypy --strict
 	$(BIN)/mypy
 
-contracts: $(STAMP_DEV)  ## Import rules of pyproject.toml
+contracts: $(STAMP_DEV)  ## Import rules of pyproject.toml; words, purity and subjects as the syntax trees have them
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q $(SOURCE_RULES)
 
 fresh: $(STAMP_DEV)  ## Schema snapshots and generated files are as the code would write them
 	$(BIN)/python -m pytest -q $(FRESH)
@@ -131,14 +135,59 @@ bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, 
 bench-advisor: $(STAMP_DEV)  ## Predictions and choices of the advisor's models on left-out applications (hours; --quick: minutes)
 	$(BIN)/python -m tests.bench.advisor $(ARGS)
 
+bench-scheduler: $(STAMP_DEV)  ## Policies for training jobs on three traces, by simulation (5 minutes; --quick: half a one; --scale); --elastic: with and without elastic jobs; --live: real processes beside it (10 minutes); --live --slurm: in Slurm (12 minutes)
+	$(BIN)/python -m tests.bench.scheduler $(ARGS)
+
+bench-interleave: $(STAMP_DEV)  ## Jobs that share an uplink: reno, cubic, bbr, Cassini, MLTCP, alone (75 minutes; --quick: 10; --bulk; --change-batch)
+	$(BIN)/python -m tests.bench.interleave.run $(ARGS)
+
+bench-planner: $(STAMP_DEV)  ## How long dividing a job over unequal devices takes (half a minute)
+	$(BIN)/python -m tests.bench.planner_times $(ARGS)
+
+bench-remote-memory: $(STAMP_DEV)  ## Remote memory: placement on 32 daemons, simulated; what a page costs the daemon; swap beside a slow disk, on a kernel in a machine (5 minutes; --quick)
+	$(BIN)/python -m tests.bench.remote_memory $(ARGS)
+
+bench-trainer: $(STAMP_DEV)  ## The trainer's layered engine beside FSDP2, step by step on two processes (2 minutes)
+	$(BIN)/python -m tests.bench.trainer $(ARGS)
+
+bench-gpu: $(STAMP_DEV)  ## On one GPU: the trainer's layered engine beside FSDP2, and plans beside what ranks take (3 minutes)
+	$(BIN)/python -m tests.bench.trainer_gpu $(ARGS)
+
+bench-elastic: $(STAMP_DEV)  ## Pauses of changes of workers, samples per dollar of an elastic job, hybrid plans (root; --quick; --only pauses: 2 minutes)
+	$(BIN)/python -m tests.bench.elastic.run $(ARGS)
+
+bench-unequal: $(STAMP_DEV)  ## A training job on unequal sandboxes: split evenly, by speed, by us; predictions beside it (root, 20 minutes; --quick: 4)
+	$(BIN)/python -m tests.bench.unequal.run $(ARGS)
+
+bench-pipelines: $(STAMP_DEV)  ## A pipeline over a slow link: engine ministage beside FSDP2 over all and torch's schedules (root, 10 minutes; --quick: 3)
+	$(BIN)/python -m tests.bench.pipelines.run $(ARGS)
+
+bench-aggregation: $(STAMP_DEV)  ## Shared aggregation beside an aggregator for each of 4 and 8 jobs; a trace by simulation (25 minutes; --quick: 4)
+	$(BIN)/python -m tests.bench.aggregation.run $(ARGS)
+
 bench-runtimes: $(STAMP_DEV)  ## What Java and Go programs see of limits that move (10 minutes, needs a JDK and Go; --quick: 2)
 	$(BIN)/python -m tests.bench.runtimes.run $(ARGS)
+
+bench-console: $(STAMP_DEV)  ## What the web console and its page cost with 500 containers, in headless Chromium (4 minutes)
+	$(BIN)/python -m tests.bench.console $(ARGS)
 
 fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; ARGS="--seed 7 --count 20000")
 	$(BIN)/python -m tests.fuzz.message_fuzzer $(ARGS)
 
+fuzz-plans: $(STAMP_DEV)  ## A hundred thousand random jobs planned: every plan fits (20 minutes; ARGS="--seed 7 --count 1000")
+	$(BIN)/python -m tests.fuzz.random_plans $(ARGS)
+
+fuzz-plan-files: $(STAMP_DEV)  ## A hundred thousand spoiled cluster.yaml and plan.json files each (10 minutes; ARGS as above)
+	$(BIN)/python -m tests.fuzz.plan_files $(ARGS)
+
 soak: $(STAMP_DEV)  ## Random crashes and freezes of everything under load (10 minutes; ARGS="--seed 7 --seconds 60")
 	$(BIN)/python -m tests.soak.soak $(ARGS)
+
+soak-jobs: $(STAMP_DEV)  ## The same for training jobs: schedulers, runners, agent, allocator, server (10 minutes; ARGS as above)
+	$(BIN)/python -m tests.soak.jobs $(ARGS)
+
+soak-swap: $(STAMP_DEV)  ## The same for swap to remote memory, on a kernel in a machine (20 seeds, 80 minutes; ARGS="--seed 7 --count 1")
+	$(BIN)/python -m tests.soak.swap $(ARGS)
 
 images:  ## Container images (ARGS="agent allocator": only these; KIND=1, K3S=1: then into the nodes of kind, this machine's k3s)
 	scripts/make_images.sh $(ARGS)

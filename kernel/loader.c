@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "records.h"
+#include "report.h"
 #include "units.h"
 
 enum { BATCH_BYTES = 1 << 14, EXIT_USAGE = 64, EXIT_UNAVAILABLE = 69 };
@@ -151,33 +152,6 @@ static int serve(const struct options *options)
 		return EXIT_UNAVAILABLE;
 	stream(loaded, options->socket, options->interval_ms);
 	return EXIT_SUCCESS;
-}
-
-static void print_json_string(const char *text)
-{
-	putchar('"');
-	for (; *text; text++) {
-		if (*text == '"' || *text == '\\')
-			printf("\\%c", *text);
-		else if ((unsigned char)*text < 0x20)
-			printf("\\u%04x", *text);
-		else
-			putchar(*text);
-	}
-	putchar('"');
-}
-
-static void print_result(const char *name, const char *failure, bool json)
-{
-	if (!json) {
-		printf(*failure ? "%s failed: %s\n" : "%s ok\n", name, failure);
-		return;
-	}
-	printf("{\"name\": ");
-	print_json_string(name);
-	printf(", \"ok\": %s, \"reason\": ", *failure ? "false" : "true");
-	print_json_string(failure);
-	putchar('}');
 }
 
 /* Loads and attaches everything, says how that went, and leaves nothing behind. */

@@ -3,7 +3,7 @@
 #ifndef TB_RECORDS_H
 #define TB_RECORDS_H
 
-#define TB_VERSION 5
+#define TB_VERSION 7
 
 /* A row of the table of control groups. Version 1 has one row of a container in each hierarchy, with zeros where the
  * other one's numbers are: their sum is the container's, as version 2 has it in one row. The agent sees no more than a
@@ -71,6 +71,29 @@ struct tb_writer {
 	char names[TB_WRITER_LEVELS][TB_NAME_BYTES]; /* of its group, and of those above, without the root */
 };
 
+/* One iteration of one TCP connection under MLTCP: recorded when the next one begins. */
+struct tb_iteration {
+	__u64 time_ns;         /* when it began to send */
+	__u64 period_ns;       /* until it began to send again, in the next iteration */
+	__u64 sending_ns;      /* until its last segment was sent */
+	__u64 sent_bytes;      /* and acknowledged */
+	__u64 cgroup_id;       /* inode number of the socket's group of version 2; 0: not known */
+	__u32 retransmissions; /* segments */
+	__u16 source_port;
+	__u16 destination_port;
+	__u8 source[16];       /* IPv6, or IPv4 mapped into it */
+	__u8 destination[16];
+	char congestion_control[16];
+};
+
+/* Since they were loaded, of all connections under MLTCP. */
+struct tb_congestion_counters {
+	__u64 flows;           /* connections of which an iteration is known */
+	__u64 iterations;
+	__u64 scaled_acks;     /* acknowledgements that counted for more, or less, than one of Reno's */
+	__u64 lost;            /* iterations that could not be recorded, as the ring was full */
+};
+
 /* What the loader writes: datagrams on a socket (SOCK_SEQPACKET), each a header and a payload. */
 struct tb_header {
 	__u32 version;
@@ -84,9 +107,14 @@ struct tb_header {
 #define TB_READY 3u   /* all units have been tried; no payload. With none loaded the loader ends */
 #define TB_PERIODS 4u /* struct tb_period[] */
 #define TB_OOMS 5u    /* struct tb_oom[] */
-#define TB_LOST 6u    /* __u64: records lost so far, because nobody took them in time */
+#define TB_LOST 6u    /* __u64: records lost so far, because the ring was full */
 #define TB_THROTTLE_RING 7u /* no payload; descriptor: a ring buffer that becomes readable when a group has used up its quota.
 		       * What is in it says nothing, and whoever listens empties it. */
 #define TB_WRITERS 8u /* no payload; descriptor: a map of struct tb_writer by __u64 */
+#define TB_ITERATIONS 9u /* struct tb_iteration[] */
+#define TB_SOCKOPS 10u /* text: a congestion control's name, and after a space the one that the host knows it by; descriptor:
+			* the program that gives it to a control group */
+#define TB_CONGESTION_COUNTERS 11u /* struct tb_congestion_counters; after iterations, and when the other end asks by
+		       * sending anything */
 
 #endif

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/types.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +15,7 @@
 
 #include "constants.h"
 #include "records.h"
-
-enum { LOG_BYTES = 1 << 16 };
+#include "report.h"
 
 const struct unit units[UNIT_COUNT] = {
 	{"cgroups", "cgroups", {"group"}, {}, TB_TABLE, 0},
@@ -37,17 +35,6 @@ const struct unit units[UNIT_COUNT] = {
 	 TB_WRITERS,
 	 0},
 };
-
-/* Returns false, for `return fail(...)`. */
-static bool fail(struct loaded *loaded, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	vsnprintf(loaded->failure, sizeof(loaded->failure), format, arguments);
-	va_end(arguments);
-	return false;
-}
 
 static bool among(const char *const *programs, const char *name)
 {
@@ -81,7 +68,7 @@ static bool name_agent(struct tb_constants *constants, __u32 pid, struct loaded 
 	struct stat found;
 
 	if (stat(path, &found))
-		return fail(loaded, "%s: %s", path, strerror(errno));
+		return fail(loaded->failure, "%s: %s", path, strerror(errno));
 	constants->pidns_dev = ((__u64)major(found.st_dev) << 20) | minor(found.st_dev); /* as the kernel has it */
 	constants->pidns_ino = found.st_ino;
 	constants->agent_pid = pid;
@@ -96,9 +83,9 @@ static bool set_constants(struct bpf_object *object, const struct request *reque
 	struct tb_constants *constants = map ? (void *)bpf_map__initial_value(map, &size) : NULL;
 
 	if (!constants || size != sizeof(*constants))
-		return fail(loaded, "%s is not one of Turnbuckle's object files", path);
+		return fail(loaded->failure, "%s is not one of Turnbuckle's object files", path);
 	if (constants->version != TB_VERSION)
-		return fail(loaded, "%s has records of version %u, this loader has version %u", path,
+		return fail(loaded->failure, "%s has records of version %u, this loader has version %u", path,
 			    constants->version, TB_VERSION);
 	constants->cpu_count = count_cpus();
 	constants->page_bytes = sysconf(_SC_PAGESIZE);
@@ -127,7 +114,7 @@ static bool choose_programs(const struct unit *unit, struct bpf_object *object, 
 	bool good = true;
 
 	if (!kernel)
-		return fail(loaded, "this kernel does not describe its types (BTF): /sys/kernel/btf/vmlinux is missing "
+		return fail(loaded->failure, "this kernel does not describe its types (BTF): /sys/kernel/btf/vmlinux is missing "
 				    "or cannot be read; it needs CONFIG_DEBUG_INFO_BTF");
 	bpf_object__for_each_program(program, object) {
 		const char *name = bpf_program__name(program);
@@ -137,50 +124,10 @@ static bool choose_programs(const struct unit *unit, struct bpf_object *object, 
 
 		bpf_program__set_autoload(program, chosen && !missing);
 		if (needed && missing)
-			good = fail(loaded, "this kernel has no %s", missing);
+			good = fail(loaded->failure, "this kernel has no %s", missing);
 	}
 	btf__free(kernel);
 	return good;
-}
-
-/* The first of libbpf's warnings since the last load began. */
-static char warning[MAX_TEXT / 2];
-
-int keep_warning(enum libbpf_print_level level, const char *format, va_list arguments)
-{
-	if (getenv("TURNBUCKLE_KERNEL_DEBUG"))
-		return vfprintf(stderr, format, arguments);
-	if (level == LIBBPF_WARN && !*warning) {
-		vsnprintf(warning, sizeof(warning), format, arguments);
-		warning[strcspn(warning, "\n")] = '\0';
-	}
-	return 0;
-}
-
-/* The last line of the verifier's log that is not a figure; empty: it has not got that far. */
-static const char *last_words(char *log)
-{
-	char *line, *last = "";
-
-	for (line = strtok(log, "\n"); line; line = strtok(NULL, "\n"))
-		if (strncmp(line, "processed ", 10) && strncmp(line, "-- ", 3))
-			last = line;
-	return last;
-}
-
-static bool explain_refusal(int error, char *log, struct loaded *loaded)
-{
-	const char *words = last_words(log);
-
-	if (error == EPERM && geteuid())
-		return fail(loaded, "not permitted: needs root, or CAP_BPF and CAP_PERFMON");
-	if (error == EPERM)
-		return fail(loaded, "not permitted, not even to root: kernel lockdown, a security module, or a "
-				    "container without CAP_BPF and CAP_PERFMON%s%s",
-			    *words ? ": " : "", words);
-	if (*words)
-		return fail(loaded, "the kernel's verifier refuses it: %s", words);
-	return fail(loaded, "the kernel refuses it: %s", *warning ? warning : strerror(error));
 }
 
 static bool attach_table(struct bpf_program *program, const char *directory, struct loaded *loaded)
@@ -191,11 +138,11 @@ static bool attach_table(struct bpf_program *program, const char *directory, str
 	struct bpf_link *link;
 
 	if (group < 0)
-		return fail(loaded, "%s: %s", directory, strerror(errno));
+		return fail(loaded->failure, "%s: %s", directory, strerror(errno));
 	below.cgroup.cgroup_fd = group;
 	link = bpf_program__attach_iter(program, &options);
 	if (!link)
-		fail(loaded, "%s: %s", directory,
+		fail(loaded->failure, "%s: %s", directory,
 		     errno == EBADF ? "not a directory of control groups" : strerror(errno));
 	close(group);
 	if (!link)
@@ -217,7 +164,7 @@ static bool attach(struct bpf_object *object, const struct request *request, str
 			if (!attach_table(program, request->hierarchies[loaded->count], loaded))
 				return false;
 		} else if (!bpf_program__attach(program)) {
-			return fail(loaded, "cannot be attached to %s: %s", section, strerror(errno));
+			return fail(loaded->failure, "cannot be attached to %s: %s", section, strerror(errno));
 		}
 	}
 	return true;
@@ -227,7 +174,7 @@ static bool load(const struct unit *unit, const struct request *request, const c
 		 struct loaded *loaded)
 {
 	struct bpf_map *ring = bpf_object__find_map_by_name(object, "records");
-	static char log[LOG_BYTES];
+	char *log = begin_log();
 
 	if (!set_constants(object, request, path, loaded) || !choose_programs(unit, object, loaded))
 		return false;
@@ -237,12 +184,11 @@ static bool load(const struct unit *unit, const struct request *request, const c
 		struct bpf_program *program = bpf_object__find_program_by_name(object, unit->programs[i]);
 
 		if (!program)
-			return fail(loaded, "%s has no program %s", path, unit->programs[i]);
-		bpf_program__set_log_buf(program, log, sizeof(log));
+			return fail(loaded->failure, "%s has no program %s", path, unit->programs[i]);
+		bpf_program__set_log_buf(program, log, LOG_BYTES);
 	}
-	log[0] = warning[0] = '\0';
 	if (bpf_object__load(object))
-		return explain_refusal(errno, log, loaded);
+		return explain_refusal(errno, loaded->failure);
 	return attach(object, request, loaded);
 }
 
@@ -253,10 +199,10 @@ static bool load_once(const struct unit *unit, const struct request *request, st
 
 	snprintf(path, sizeof(path), "%s/%s.bpf.o", request->objects, unit->file);
 	if (access(path, R_OK))
-		return fail(loaded, "%s: %s", path, strerror(errno));
+		return fail(loaded->failure, "%s: %s", path, strerror(errno));
 	object = bpf_object__open(path);
 	if (!object)
-		return fail(loaded, "%s is no object file of eBPF programs", path);
+		return fail(loaded->failure, "%s is no object file of eBPF programs", path);
 	loaded->objects[loaded->count] = object;
 	if (!load(unit, request, path, object, loaded)) {
 		bpf_object__close(object);

@@ -4,10 +4,10 @@
 
 #include <bpf/libbpf.h>
 #include <linux/types.h>
-#include <stdarg.h>
 #include <stddef.h>
 
 #include "channel.h"
+#include "report.h"
 
 enum { UNIT_COUNT = 6, MAX_PROGRAMS = 4 };
 
@@ -34,11 +34,8 @@ struct loaded {
 	struct bpf_object *objects[MAX_HIERARCHIES]; /* an iterator's map is of one hierarchy only; others have one */
 	int count;                                   /* 0: it failed */
 	struct descriptors handed;                   /* to the agent: an iterator's links and maps, or one map */
-	char failure[MAX_TEXT];                      /* for people; empty: it is there */
+	char failure[MAX_REASON];                    /* for people; empty: it is there */
 };
-
-/* For libbpf_set_print: its words explain what nothing else does. TURNBUCKLE_KERNEL_DEBUG=1 shows them all. */
-int keep_warning(enum libbpf_print_level level, const char *format, va_list arguments);
 
 /* Load and attach; what is attached ends with this process. */
 void load_unit(const struct unit *unit, const struct request *request, struct loaded *loaded);

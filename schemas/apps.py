@@ -13,6 +13,8 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1_000
 """The kernel refuses smaller quotas (Documentation/scheduler/sched-bwc.rst)."""
+LEAST_RAISE_US: Final = 1_000
+"""What a full node leaves of a raise is written from here on only: a write of a quota refills its bandwidth."""
 MIN_MEMORY_BYTES: Final = 4 << 20
 MAX_MEMORY_BYTES: Final = 1 << 60
 """Keeps every sum over containers within 64 bits."""

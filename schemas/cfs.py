@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
@@ -20,6 +20,9 @@ class SampleFlag(IntFlag):
     EARLY = 4
     """Sent between two samples: the container has just been throttled, so all of its quota counts as used. The period
     is not over, and is part of the next sample too, which does not count it as throttled again."""
+
+
+_NOT_EARLY: Final = bytes(flags for flags in range(256) if not flags & SampleFlag.EARLY)
 
 
 class CfsBatch(ColumnarMessage):
@@ -51,6 +54,10 @@ class CfsBatch(ColumnarMessage):
     low for increases; -1: the agent sets no bound."""
     node_cpu_headroom_us: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """CPU budget of the node less the quotas of all containers on it, us per period; -1: the agent sets no bound."""
+    configured_cpu_us: Annotated[int, Field(ge=-1, le=1 << 40)] = -1
+    """Sum of the CPU limits that these containers came with, us per period; -1: one of them has none, or not known."""
+    configured_memory_bytes: Annotated[int, Field(ge=-1, le=1 << 60)] = -1
+    """Sum of the memory limits that they came with; -1: one of them has none, or not known."""
 
     node_idle_percent: Annotated[int, Field(ge=-1, le=100)] = -1
     """Idle share of the node's CPU time over about three periods; -1: not known."""
@@ -81,4 +88,4 @@ class CfsBatch(ColumnarMessage):
     @property
     def is_early(self) -> bool:
         """Whether this is an early sample, for throttled containers only: its other rows are not new."""
-        return bool((self.column("flags") & SampleFlag.EARLY).any())
+        return bool(self.flags.translate(None, delete=_NOT_EARLY))  # numpy takes ten times as long for some bytes

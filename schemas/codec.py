@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import msgpack
 from pydantic import ValidationError
 
+from schemas.aggregations import Aggregation, AggregatorInfo
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.kubeoperator import PodSelectors
@@ -17,13 +18,19 @@ from schemas.message import ColumnarMessage, Message
 from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
 from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.remote_memory import MemoryHostInfo
+from schemas.scheduling import JobSpec, RunnerInfo
+from schemas.trainings import TrainingGeneration
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """The server's default max_payload."""
 TYPE_KEY: Final = "type"
 VERSION_KEY: Final = "schema_version"
 
-_ON_NO_CHANNEL: Final = (AppSpec, Lease, NodeInfo, PodSelectors, QueryError, ReconcilerInfo)
+_ON_NO_CHANNEL: Final = (
+    *(Aggregation, AggregatorInfo, AppSpec, JobSpec, Lease, NodeInfo, PodSelectors),
+    *(MemoryHostInfo, QueryError, ReconcilerInfo, RunnerInfo, TrainingGeneration),
+)
 """Values of KV buckets, and the reply to a failed request."""
 
 
@@ -55,7 +62,7 @@ def encode(message: Message) -> bytes:
         CodecError: it exceeds `MAX_MESSAGE_BYTES`, or an integer in it exceeds 64 bits.
     """
     # Columnar messages are flat, so their field dictionary is already what msgpack needs (no model_dump: 2 us saved).
-    fields = message.__dict__ if isinstance(message, ColumnarMessage) else message.model_dump(mode="python")
+    fields = message.__dict__ if isinstance(message, ColumnarMessage) else _fields(message)
     try:
         data: bytes = msgpack.packb(
             {TYPE_KEY: message.type_name, VERSION_KEY: message.schema_version, **fields}, default=_as_plain
@@ -63,6 +70,10 @@ def encode(message: Message) -> bytes:
     except OverflowError as error:
         raise CodecError("oversized", f"{message.type_name} holds an integer of more than 64 bits") from error
     return _sendable(message, data)
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return message.model_dump(mode="python", exclude_defaults=message.sparse)
 
 
 def _sendable(message: Message, data: bytes) -> bytes:
@@ -158,7 +169,7 @@ def _parse_json(data: bytes) -> Any:
 
 def _validate(model: type[MessageT], fields: dict[str, Any]) -> MessageT:
     try:
-        return model.model_validate(fields)
+        return model.__pydantic_validator__.validate_python(fields)  # type: ignore[no-any-return]  # as model_validate
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])

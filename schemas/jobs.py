@@ -54,7 +54,7 @@ class Configuration(Message):
 
     instance_type: Name
     provider: str = ""
-    """``gcp``, ``emulated``, or what an imported set calls it."""
+    """``gcp``, ``emulated``, ``cluster`` (its own nodes), or what an imported set calls it."""
     workers: Annotated[int, Field(ge=1, le=100_000)]
     """Machines, the master included."""
     batch_size: Count = 0
@@ -108,7 +108,7 @@ class JobRecord(Message):
 
     job: Name
     dataset: Name
-    """Which collection it belongs to: ``vertex``, ``emulated``, or an imported set's name."""
+    """Which collection it belongs to: ``vertex``, ``emulated``, ``scheduled``, or an imported set's name."""
     task: TaskFeatures
     configuration: Configuration
     state: JobState
@@ -129,3 +129,10 @@ class JobRecord(Message):
     """`RunProfile.run` of the task's local run; empty: none."""
     reason: str = ""
     """Why it did not succeed."""
+    submitted_ns: Count = 0
+    """Wall clock, of a job that waited for slots; 0: not known."""
+    preemptions: Count = 0
+    restoring_s: NonNegativeFloat = 0.0
+    """Spent on starting again after preemptions; not part of `duration_s`."""
+    lost_s: NonNegativeFloat = 0.0
+    """Run time of attempts that could not save their state; not part of `duration_s`."""

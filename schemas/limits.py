@@ -141,6 +141,10 @@ class LimitDecisions(ColumnarMessage):
     """Reserves included."""
     memory_reserved_bytes: int = 0
     """Sum of the nodes' reserves."""
+    update_seq_first: Count = 0
+    """Sequence of the first limit update that carries changes of this message, in the same epoch; 0: none is sent."""
+    update_seq_last: Count = 0
+    """Of the last one. A LimitsApplied of this epoch with a sequence from first to last has the outcome."""
 
     quota_from_us: Int64Column
     quota_to_us: Int64Column
@@ -154,3 +158,30 @@ class LimitDecisions(ColumnarMessage):
     limit_reason: UInt8Column
     limit_measured: Float64Column
     limit_threshold: Float64Column
+
+
+class LimitsApplied(ColumnarMessage):
+    """Limits in force after a limit update, and the outcome of each of its rows: one application on one node.
+
+    Published after the reply to the allocator, with the reply's values. None is published where every row is UNCHANGED.
+    It may arrive before the LimitDecisions that names it: the allocator sends a limit first and publishes why
+    afterwards.
+    """
+
+    type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitsApplied"
+
+    app: str
+    node: str
+    incarnation: Count
+    report_seq: Count
+    """Of the reply: counts together with the batches (`schemas.cfs.CfsBatch`); the larger one is the newer state."""
+    epoch: Count
+    seq: Count
+    """Of the limit update: between `update_seq_first` and `update_seq_last` of a LimitDecisions of the same epoch."""
+    time_ns: Count
+
+    quota_us: Int64Column
+    """Quota in force, per period; -1: unlimited; 0: the agent has no such container any more."""
+    limit_bytes: Int64Column
+    """Memory limit in force; -1: unlimited; 0: the agent has no such container any more."""
+    status: UInt8Column

@@ -16,22 +16,34 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from schemas.aggregations import APPLICATION
 from schemas.registry import (
     ADVISOR_EXPLAIN,
+    ADVISOR_PREDICT,
+    AGGREGATOR_END,
+    AGGREGATOR_PLACE,
     ALLOCATOR_EXPLAIN,
     ALLOCATOR_STATE,
     CHANNELS,
     ENDPOINTS,
     KUBEOPERATOR_STATE,
+    PLANNER_PLAN,
+    SCHEDULER_EXPLAIN,
+    SCHEDULER_QUEUE,
     Channel,
     Delivery,
     Endpoint,
 )
 from schemas.streams import (
+    AGGREGATIONS,
+    AGGREGATORS,
     APPS,
     BUCKETS,
+    JOB_SPECS,
     JOB_STREAM,
+    LAYER_STREAM,
     LEASES,
+    MEMORY_HOSTS,
     MODELS,
     NODES,
     OBJECT_STORES,
@@ -40,8 +52,15 @@ from schemas.streams import (
     RECONCILERS,
     ROUTE_STREAM,
     RUN_STREAM,
+    RUNNERS,
+    SCHEDULE_STREAM,
+    SLAB_STREAM,
+    SNAPSHOTS,
     STREAMS,
     TC_STREAM,
+    TRAINING_STREAM,
+    TRAININGS,
+    WORK_STREAM,
     BucketSpec,
     ObjectStoreSpec,
     StreamSpec,
@@ -53,6 +72,7 @@ from schemas.subjects import (
     REPLICA_EXPLAIN,
     REPLICA_STATE,
     ROUTE_EVENTS,
+    SLAB_EVENTS,
     Subject,
     SubjectTemplate,
     check_root,
@@ -75,17 +95,40 @@ class Role(StrEnum):
     FAST_PATH = "fast_path"
     COLLECTOR = "collector"
     ADVISOR = "advisor"
+    AGGREGATOR = "aggregator"
     KUBEOPERATOR = "kubeoperator"
     """Announces and withdraws the applications that a Kubernetes cluster declares."""
+    MEMORY = "memory"
+    """Memory of other hosts as swap: asks them for slabs, and answers them."""
+    PLANNER = "planner"
+    SCHEDULER = "scheduler"
+    RUNNER = "runner"
+    SLURM = "slurm"
+    """In place of the runners of all nodes of a Slurm cluster."""
+    TRAINER = "trainer"
+    """Of ``turnbuckle train`` by hand. In a job it has none: its runner publishes what it says."""
+    ADMINISTRATOR = "administrator"
+    """Creates and changes streams and buckets (``turnbuckle nats declare``). JetStream's whole interface reaches every
+    subject of the account: for a person, and for that command only."""
     OPERATOR = "operator"
-    """A person who announces applications: asks every query, changes streams; hears observations and events only."""
+    """A person who announces applications: asks every query; hears observations and events only."""
     OBSERVER = "observer"
     """Reads, changes nothing; also the web console's."""
 
 
-NODE_ROLES: Final = (Role.AGENT, Role.RECONCILER, Role.FAST_PATH)
+NODE_ROLES: Final = (Role.AGENT, Role.RECONCILER, Role.FAST_PATH, Role.RUNNER, Role.MEMORY)
 """One user per host: it may only use subjects with its own node name."""
-CENTRAL_ROLES: Final = (Role.ALLOCATOR, Role.COLLECTOR, Role.ADVISOR, Role.KUBEOPERATOR)
+CENTRAL_ROLES: Final = (
+    Role.ALLOCATOR,
+    Role.COLLECTOR,
+    Role.ADVISOR,
+    Role.AGGREGATOR,
+    Role.KUBEOPERATOR,
+    Role.PLANNER,
+    Role.SCHEDULER,
+    Role.SLURM,
+    Role.TRAINER,
+)
 """May create the streams and buckets that they use."""
 PEOPLE: Final = (Role.OPERATOR, Role.OBSERVER)
 
@@ -94,21 +137,25 @@ READ_ONLY: Final = (
     ALLOCATOR_EXPLAIN.template,
     ADVISOR_EXPLAIN.template,
     KUBEOPERATOR_STATE.template,
+    SCHEDULER_EXPLAIN.template,
+    SCHEDULER_QUEUE.template,
     RECONCILER_STATE,
     RECONCILER_DIFF,
     RECONCILER_RULES,
     REPLICA_EXPLAIN,
     REPLICA_STATE,
 )
-"""Read-only queries, permitted to observers. (`advisor.predict` and `.rank` store an event.)"""
+"""Read-only queries, permitted to observers. (`advisor.predict`, `.rank` and `planner.plan` store an event.)"""
 
 
 class _BucketUse(NamedTuple):
-    """Roles by their rights on a bucket; `operator` has all, `observer` may read."""
+    """Roles by their rights on a bucket; `administrator` has all, `observer` and `operator` read what is not secret."""
 
     writers: tuple[Role, ...] = ()
     own_key: tuple[Role, ...] = ()
     """May write the key of their node's name."""
+    one_key: tuple[tuple[Role, str], ...] = ()
+    """Roles that may write this key alone."""
     readers: tuple[Role, ...] = ()
     watchers: tuple[Role, ...] = ()
     """Readers that may create a consumer, for changes without delay."""
@@ -118,8 +165,9 @@ class _BucketUse(NamedTuple):
 
 _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
     APPS: _BucketUse(
-        writers=(Role.KUBEOPERATOR,),
-        readers=(Role.AGENT, Role.KUBEOPERATOR),
+        writers=(Role.KUBEOPERATOR, Role.OPERATOR, Role.SCHEDULER),
+        one_key=((Role.AGGREGATOR, APPLICATION),),
+        readers=(Role.AGENT, Role.AGGREGATOR, Role.KUBEOPERATOR, Role.SCHEDULER),
         watchers=(Role.ALLOCATOR,),
     ),
     LEASES: _BucketUse(writers=(Role.ALLOCATOR,), watchers=(Role.ALLOCATOR,)),
@@ -128,18 +176,45 @@ _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
     POD_SELECTORS: _BucketUse(
         writers=(Role.KUBEOPERATOR,), readers=(Role.AGENT, Role.KUBEOPERATOR), makers=(Role.ALLOCATOR,)
     ),
+    RUNNERS: _BucketUse(
+        writers=(Role.SLURM,), own_key=(Role.RUNNER,), readers=(Role.RUNNER, Role.SLURM), watchers=(Role.SCHEDULER,)
+    ),
+    JOB_SPECS: _BucketUse(writers=(Role.SCHEDULER,), readers=(Role.SCHEDULER,)),
+    TRAININGS: _BucketUse(writers=(Role.TRAINER,), readers=(Role.TRAINER,)),
+    AGGREGATORS: _BucketUse(writers=(Role.AGGREGATOR,), readers=(Role.AGGREGATOR,)),
+    AGGREGATIONS: _BucketUse(writers=(Role.AGGREGATOR,), readers=(Role.AGGREGATOR,)),
+    MEMORY_HOSTS: _BucketUse(own_key=(Role.MEMORY,), readers=(Role.MEMORY,), makers=(Role.ALLOCATOR,)),
 }
-_STORE_USES: Final[dict[ObjectStoreSpec, tuple[Role, ...]]] = {MODELS: (Role.ADVISOR,)}
-_MADE_FOR_HOSTS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ALLOCATOR: (OOM_STREAM, ROUTE_STREAM, TC_STREAM)}
+_SECRET: Final = (JOB_SPECS,)
+"""Buckets that people may not read."""
+_FOR_PEOPLE: Final = tuple(bucket for bucket in BUCKETS if bucket not in _SECRET)
+_STORE_USES: Final[dict[ObjectStoreSpec, tuple[Role, ...]]] = {MODELS: (Role.ADVISOR,), SNAPSHOTS: (Role.SCHEDULER,)}
+_MADE_FOR_HOSTS: Final[dict[Role, tuple[StreamSpec, ...]]] = {
+    Role.ALLOCATOR: (OOM_STREAM, ROUTE_STREAM, SLAB_STREAM, TC_STREAM),
+    Role.SCHEDULER: (TRAINING_STREAM,),
+}
 """Streams that hosts write but may not create."""
-_REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ADVISOR: (RUN_STREAM, JOB_STREAM)}
-"""Streams read through a consumer. Their writers are central services, see above."""
-_FROM_ALL_NODES: Final = (ROUTE_EVENTS,)
+_REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {
+    Role.ADVISOR: (RUN_STREAM, JOB_STREAM),
+    Role.COLLECTOR: (SCHEDULE_STREAM,),
+    Role.PLANNER: (LAYER_STREAM,),
+    Role.SCHEDULER: (ROUTE_STREAM, SCHEDULE_STREAM, WORK_STREAM),
+}
+"""Streams read through a consumer, by central services only, see above."""
+_FROM_ALL_NODES: Final = (ROUTE_EVENTS, SLAB_EVENTS)
 """Events of all hosts that a host's service subscribes to, without a right to their stream."""
-_ASKS: Final[dict[Role, tuple[Endpoint, ...]]] = {Role.KUBEOPERATOR: (ALLOCATOR_STATE,)}
+_ASKS: Final[dict[Role, tuple[Endpoint, ...]]] = {
+    Role.KUBEOPERATOR: (ALLOCATOR_STATE,),
+    Role.SCHEDULER: (ADVISOR_PREDICT, PLANNER_PLAN),
+    Role.TRAINER: (AGGREGATOR_PLACE, AGGREGATOR_END),
+}
 """Queries of services to others."""
-_LOOKS_UP: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.COLLECTOR: (RUN_STREAM, JOB_STREAM)}
-"""Streams whose writer reads single events."""
+_LOOKS_UP: Final[dict[Role, tuple[StreamSpec, ...]]] = {
+    Role.COLLECTOR: (RUN_STREAM, JOB_STREAM),
+    Role.PLANNER: (TRAINING_STREAM,),
+    Role.SCHEDULER: (SCHEDULE_STREAM,),
+}
+"""Streams of which single events, or all that are stored, are read without a consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +255,9 @@ class Grants:
 
 def uses(role: Role) -> Uses:
     """Streams, buckets and stores that a role writes, reads or creates for others."""
-    if role in PEOPLE:
-        return Uses(STREAMS, BUCKETS, OBJECT_STORES if role is Role.OPERATOR else ())
+    if role in {*PEOPLE, Role.ADMINISTRATOR}:
+        everything = role is Role.ADMINISTRATOR
+        return Uses(STREAMS, BUCKETS if everything else _FOR_PEOPLE, OBJECT_STORES if everything else ())
     channels = [channel for channel in CHANNELS if _sends(role, channel) or _receives(role, channel)]
     templates = {channel.template for channel in channels if channel.delivery is Delivery.JETSTREAM}
     made = _MADE_FOR_HOSTS.get(role, ())
@@ -230,8 +306,13 @@ def _among(role: Role, services: tuple[str, ...], channel: Channel) -> bool:
     return "cli" in services and (role is Role.OPERATOR or not asks_to_change)
 
 
-def _subject(identity: Identity, template: SubjectTemplate, root: str) -> str:
-    ids = {"node": identity.node} if identity.node is not None and "node" in template.parameters else {}
+def _asked(template: SubjectTemplate) -> str:
+    """The parameter that names the host which answers: a request from host to host names both."""
+    return "daemon" if "daemon" in template.parameters else "node"
+
+
+def _subject(identity: Identity, template: SubjectTemplate, root: str, own: str = "node") -> str:
+    ids = {own: identity.node} if identity.node is not None and own in template.parameters else {}
     return template.pattern(root, **ids).text
 
 
@@ -255,16 +336,16 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
         if _receives(role, channel) and channel.template in _FROM_ALL_NODES:
             yield channel.template.pattern(root).text
         elif _receives(role, channel):
-            yield _subject(identity, channel.template, root)
+            yield _subject(identity, channel.template, root, own=_asked(channel.template))
     for endpoint in ENDPOINTS:
         if endpoint.service == role.value:
             yield _subject(identity, endpoint.template, root)
             yield from ("$SRV.*", f"$SRV.*.{role.value}", f"$SRV.*.{role.value}.*")
-    if role is Role.OPERATOR:
+    if role is Role.ADMINISTRATOR:
         yield "$JS.EVENT.>"
     if role in PEOPLE:
         yield from (f"{root}.obs.>", f"{root}.evt.>")
-        yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in BUCKETS)
+        yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in _FOR_PEOPLE)
 
 
 def _replies(role: Role) -> Iterator[str]:
@@ -286,12 +367,12 @@ def _replies(role: Role) -> Iterator[str]:
 
 def _storage(identity: Identity, root: str) -> Iterator[str]:
     role = identity.role
-    if role is Role.OPERATOR:
+    if role is Role.ADMINISTRATOR:
         yield from (f"{_API}.>", "$JS.ACK.>", "$JS.FC.>")
         yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in BUCKETS)
         yield from (f"$O.{store.bucket_name(root)}.>" for store in OBJECT_STORES)
         return
-    if role is Role.OBSERVER:
+    if role in PEOPLE:
         yield from (f"{_API}.INFO", f"{_API}.STREAM.NAMES", f"{_API}.STREAM.LIST")
     needs = uses(role)
     for name in _stream_names(needs, root):
@@ -331,7 +412,8 @@ def _bucket_rights(identity: Identity, bucket: BucketSpec, root: str) -> Iterato
         yield f"$KV.{name}.>"
     if role in use.own_key and identity.node is not None:
         yield f"$KV.{name}.{token(identity.node)}"
-    if role in (*use.readers, *use.watchers, Role.OBSERVER):
+    yield from (f"$KV.{name}.{token(key)}" for other, key in use.one_key if other is role)
+    if role in (*use.readers, *use.watchers) or (role in PEOPLE and bucket not in _SECRET):
         yield f"{_API}.STREAM.MSG.GET.KV_{name}"
     if role in use.watchers:
         yield from _consuming(f"KV_{name}")

@@ -6,11 +6,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from schemas.aggregations import (
+    AggregationEndReply,
+    AggregationEndRequest,
+    AggregationEvent,
+    AggregationReply,
+    AggregationRequest,
+)
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent
 from schemas.jobs import JobRecord
 from schemas.kubeoperator import KubeoperatorStateReply, KubeoperatorStateRequest
-from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
+from schemas.layers import LayerProfile
+from schemas.limits import LimitDecisions, LimitReply, LimitsApplied, LimitUpdate
 from schemas.message import Message
 from schemas.network import (
     DiffReply,
@@ -23,6 +31,7 @@ from schemas.network import (
     TcEvent,
 )
 from schemas.oom import MemoryReply, MemoryRequest, OomEvent
+from schemas.plans import Plan, PlanReply, PlanRequest
 from schemas.predictions import (
     AdviceExplainReply,
     AdviceExplainRequest,
@@ -35,15 +44,40 @@ from schemas.predictions import (
     TrainRequest,
 )
 from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
+from schemas.remote_memory import SlabEvent, SlabReply, SlabRequest
 from schemas.runs import RunProfile, RunSample
+from schemas.savings import Savings
+from schemas.scheduling import (
+    ControlReply,
+    ControlRequest,
+    IterationSample,
+    JobExplainReply,
+    JobExplainRequest,
+    QueueReply,
+    QueueRequest,
+    ScheduleEvent,
+    SchedulerHeartbeat,
+    SubmitReply,
+    SubmitRequest,
+    WorkerLogReply,
+    WorkerLogRequest,
+    WorkEvent,
+    WorkOrder,
+    WorkReply,
+)
 from schemas.subjects import (
+    AGGREGATION_EVENTS,
     CFS,
     CONTAINER_EVENTS,
+    ITERATIONS,
     JOB_RECORDS,
+    LAYER_PROFILES,
     LIMIT_DECISIONS,
     LIMIT_UPDATES,
+    LIMITS_APPLIED,
     MEMORY_REQUESTS,
     OOM_EVENTS,
+    PLANS,
     PREDICTIONS,
     RECONCILER_DIFF,
     RECONCILER_RULES,
@@ -53,9 +87,20 @@ from schemas.subjects import (
     ROUTE_EVENTS,
     RUN_PROFILES,
     RUN_SAMPLES,
+    SAVINGS,
+    SCHEDULE,
+    SCHEDULER_HEARTBEATS,
+    SLAB_EVENTS,
+    SLAB_REQUESTS,
+    STEPS,
     TC_EVENTS,
+    TRAINING_EVENTS,
+    WORK_EVENTS,
+    WORK_ORDERS,
+    WORKER_LOGS,
     SubjectTemplate,
 )
+from schemas.trainings import StepBatch, TrainingEvent
 
 
 class Delivery(StrEnum):
@@ -123,6 +168,14 @@ CHANNELS: Final = (
         "limit changes decided for one application, with reasons and pools",
     ),
     Channel(
+        LIMITS_APPLIED,
+        LimitsApplied,
+        Delivery.CORE,
+        ("agent",),
+        ("cli",),
+        "limits in force after a limit update, and which of its rows were not applied",
+    ),
+    Channel(
         CONTAINER_EVENTS,
         ContainerEvent,
         Delivery.JETSTREAM,
@@ -181,7 +234,7 @@ CHANNELS: Final = (
         RouteEvent,
         Delivery.JETSTREAM,
         ("reconciler",),
-        ("cli", "reconciler"),
+        ("cli", "reconciler", "scheduler"),
         "paths and links of a node changed, disagree between kernel, FRR and BFD, were overridden, or drained",
     ),
     Channel(
@@ -251,6 +304,121 @@ CHANNELS: Final = (
         ("cli",),
         "a prediction, with its model's version and the day of its prices",
     ),
+    Channel(
+        LAYER_PROFILES,
+        LayerProfile,
+        Delivery.JETSTREAM,
+        ("collector",),
+        ("cli", "planner"),
+        "time and memory of a model's layers on one kind of device, measured",
+    ),
+    Channel(
+        PLANS,
+        Plan,
+        Delivery.JETSTREAM,
+        ("planner",),
+        ("cli",),
+        "how a training job is divided over unequal devices, what a step takes, and why",
+    ),
+    Channel(
+        SAVINGS,
+        Savings,
+        Delivery.JETSTREAM,
+        ("allocator",),
+        ("cli",),
+        "what an application held in a day beside what it would hold without limits, and how it was throttled",
+    ),
+    Channel(
+        SCHEDULE,
+        ScheduleEvent,
+        Delivery.JETSTREAM,
+        ("scheduler",),
+        ("cli", "collector", "scheduler"),
+        "what happened to training jobs: submissions, requests, decisions, what workers did; in one order",
+    ),
+    Channel(
+        SCHEDULER_HEARTBEATS,
+        SchedulerHeartbeat,
+        Delivery.CORE,
+        ("scheduler",),
+        ("cli", "scheduler"),
+        "the leading scheduler is alive",
+    ),
+    Channel(
+        ITERATIONS,
+        IterationSample,
+        Delivery.CORE,
+        ("runner",),
+        ("cli", "scheduler"),
+        "the traffic of one iteration of a training job: period, sending time, bytes, and what its pace made of it",
+    ),
+    Channel(
+        WORK_EVENTS,
+        WorkEvent,
+        Delivery.JETSTREAM,
+        ("runner", "slurm"),
+        ("cli", "scheduler"),
+        "a worker of a training job was started, is ready, has stopped, ended, failed, or is lost",
+    ),
+    Channel(
+        WORK_ORDERS,
+        WorkOrder,
+        Delivery.REQUEST,
+        ("scheduler",),
+        ("runner", "slurm"),
+        "start, check, stop, kill, pace or forget a training job's workers on one node",
+        reply=WorkReply,
+    ),
+    Channel(
+        WORKER_LOGS,
+        WorkerLogRequest,
+        Delivery.REQUEST,
+        ("cli",),
+        ("runner", "slurm"),
+        "what a worker wrote to its standard output and error",
+        reply=WorkerLogReply,
+    ),
+    Channel(
+        STEPS,
+        StepBatch,
+        Delivery.CORE,
+        ("runner", "trainer"),
+        ("cli",),
+        "what steps of a training took in one rank, in parts, and its memory",
+    ),
+    Channel(
+        TRAINING_EVENTS,
+        TrainingEvent,
+        Delivery.JETSTREAM,
+        ("runner", "trainer"),
+        ("planner", "cli"),
+        "a training by a plan was started, goes on at a checkpoint, drifts from the plan, has saved, or ended",
+    ),
+    Channel(
+        AGGREGATION_EVENTS,
+        AggregationEvent,
+        Delivery.JETSTREAM,
+        ("aggregator",),
+        ("cli",),
+        "ranges of a replicated training job were placed, moved, lost, restored or freed",
+    ),
+    Channel(
+        SLAB_REQUESTS,
+        SlabRequest,
+        Delivery.REQUEST,
+        ("memory",),
+        ("memory",),
+        "a host asks another one for memory for a slab of its swap device",
+        reply=SlabReply,
+    ),
+    Channel(
+        SLAB_EVENTS,
+        SlabEvent,
+        Delivery.JETSTREAM,
+        ("memory",),
+        ("cli", "memory"),
+        "a slab of a swap device went to remote memory, is wanted back by its daemon, or fell back to its disk",
+    ),
 )
 
 ALLOCATOR_STATE: Final = Endpoint(
@@ -273,8 +441,35 @@ ADVISOR_EXPLAIN: Final = Endpoint(
     "advisor", "explain", AdviceExplainRequest, AdviceExplainReply, "why one configuration is predicted as it is"
 )
 ADVISOR_TRAIN: Final = Endpoint("advisor", "train", TrainRequest, TrainReply, "train anew on every record known")
+AGGREGATOR_PLACE: Final = Endpoint(
+    "aggregator",
+    "place",
+    AggregationRequest,
+    AggregationReply,
+    "have a replicated training job's gradients aggregated: where, with which key",
+)
+AGGREGATOR_END: Final = Endpoint(
+    "aggregator", "end", AggregationEndRequest, AggregationEndReply, "free the ranges of a training job that has ended"
+)
 KUBEOPERATOR_STATE: Final = Endpoint(
     "kubeoperator", "state", KubeoperatorStateRequest, KubeoperatorStateReply, "applications that Kubernetes declares"
+)
+PLANNER_PLAN: Final = Endpoint(
+    "planner", "plan", PlanRequest, PlanReply, "divide a training job over unequal devices, or say why that cannot be"
+)
+SCHEDULER_SUBMIT: Final = Endpoint("scheduler", "submit", SubmitRequest, SubmitReply, "run a training job")
+SCHEDULER_CONTROL: Final = Endpoint(
+    "scheduler",
+    "control",
+    ControlRequest,
+    ControlReply,
+    "cancel, preempt or release a training job; drain or undrain a node",
+)
+SCHEDULER_QUEUE: Final = Endpoint(
+    "scheduler", "queue", QueueRequest, QueueReply, "training jobs in their order, with reasons, and nodes"
+)
+SCHEDULER_EXPLAIN: Final = Endpoint(
+    "scheduler", "explain", JobExplainRequest, JobExplainReply, "all decisions about one training job"
 )
 ENDPOINTS: Final = (
     ALLOCATOR_STATE,
@@ -283,5 +478,12 @@ ENDPOINTS: Final = (
     ADVISOR_RANK,
     ADVISOR_EXPLAIN,
     ADVISOR_TRAIN,
+    AGGREGATOR_PLACE,
+    AGGREGATOR_END,
     KUBEOPERATOR_STATE,
+    PLANNER_PLAN,
+    SCHEDULER_SUBMIT,
+    SCHEDULER_CONTROL,
+    SCHEDULER_QUEUE,
+    SCHEDULER_EXPLAIN,
 )

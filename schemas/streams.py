@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas.subjects import (
+    AGGREGATION_EVENTS,
     CONTAINER_EVENTS,
     JOB_RECORDS,
+    LAYER_PROFILES,
     OOM_EVENTS,
+    PLANS,
     PREDICTIONS,
     ROUTE_EVENTS,
     RUN_PROFILES,
+    SAVINGS,
+    SCHEDULE,
+    SLAB_EVENTS,
     TC_EVENTS,
+    TRAINING_EVENTS,
+    WORK_EVENTS,
     Subject,
     SubjectTemplate,
 )
@@ -36,6 +44,8 @@ class StreamSpec:
     """Maximum of stored events per host, for streams that hosts write: the oldest are removed. None: no limit."""
     max_message_bytes: int | None = None
     """Maximum size of an event; times `max_messages_per_host`: the most that one host can store."""
+    newest_per_subject: bool = False
+    """Of each subject only the newest event is kept: events are cumulative."""
 
     def stored_by_host(self, root: str) -> tuple[str, str] | None:
         """Pattern of the subjects that are published, and the server's mapping to those that are stored (NATS ADR-33).
@@ -87,7 +97,7 @@ class BucketSpec:
 
 
 CONTAINER_STREAM: Final = StreamSpec(
-    "CONTAINER", (CONTAINER_EVENTS,), 7 * _DAY_S, 128 * _MIB, max_messages_per_host=4_000, max_message_bytes=8 * _KIB
+    "CONTAINER", (CONTAINER_EVENTS,), 7 * _DAY_S, 96 * _MIB, max_messages_per_host=4_000, max_message_bytes=8 * _KIB
 )
 OOM_STREAM: Final = StreamSpec(
     "OOM", (OOM_EVENTS,), 7 * _DAY_S, 64 * _MIB, max_messages_per_host=4_000, max_message_bytes=4 * _KIB
@@ -102,6 +112,35 @@ RUN_STREAM: Final = StreamSpec("RUN", (RUN_PROFILES,), max_age_s=0.0, max_bytes=
 JOB_STREAM: Final = StreamSpec("JOB", (JOB_RECORDS,), max_age_s=0.0, max_bytes=64 * _MIB)
 """The advisor's training data: some 50,000 records."""
 PREDICTION_STREAM: Final = StreamSpec("PREDICTION", (PREDICTIONS,), max_age_s=30 * _DAY_S, max_bytes=16 * _MIB)
+LAYER_STREAM: Final = StreamSpec(
+    "LAYERS", (LAYER_PROFILES,), max_age_s=0.0, max_bytes=16 * _MIB, newest_per_subject=True
+)
+"""What plans are made of: a profile measured again replaces the one before."""
+PLAN_STREAM: Final = StreamSpec("PLAN", (PLANS,), max_age_s=30 * _DAY_S, max_bytes=16 * _MIB)
+SAVINGS_STREAM: Final = StreamSpec(
+    "SAVINGS", (SAVINGS,), max_age_s=400 * _DAY_S, max_bytes=32 * _MIB, newest_per_subject=True
+)
+"""Some 40,000 days of an application."""
+SCHEDULE_STREAM: Final = StreamSpec(
+    "SCHEDULE", (SCHEDULE,), max_age_s=0.0, max_bytes=128 * _MIB, max_message_bytes=512 * _KIB
+)
+"""All that happened to training jobs: each event names the sequence that it follows (`Bus.append`)."""
+WORK_STREAM: Final = StreamSpec(
+    "WORK", (WORK_EVENTS,), 7 * _DAY_S, 32 * _MIB, max_messages_per_host=4_000, max_message_bytes=4 * _KIB
+)
+"""Until the leading scheduler has taken them over into `SCHEDULE_STREAM`."""
+TRAINING_STREAM: Final = StreamSpec(
+    "TRAIN",
+    (TRAINING_EVENTS,),
+    30 * _DAY_S,
+    32 * _MIB,
+    max_messages_per_host=500,
+    max_message_bytes=32 * _KIB,
+)
+AGGREGATION_STREAM: Final = StreamSpec("AGGREGATE", (AGGREGATION_EVENTS,), max_age_s=30 * _DAY_S, max_bytes=16 * _MIB)
+SLAB_STREAM: Final = StreamSpec(
+    "SLAB", (SLAB_EVENTS,), 30 * _DAY_S, 32 * _MIB, max_messages_per_host=1_000, max_message_bytes=4 * _KIB
+)
 STREAMS: Final = (
     CONTAINER_STREAM,
     OOM_STREAM,
@@ -110,6 +149,14 @@ STREAMS: Final = (
     RUN_STREAM,
     JOB_STREAM,
     PREDICTION_STREAM,
+    LAYER_STREAM,
+    PLAN_STREAM,
+    SAVINGS_STREAM,
+    SCHEDULE_STREAM,
+    WORK_STREAM,
+    TRAINING_STREAM,
+    AGGREGATION_STREAM,
+    SLAB_STREAM,
 )
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
@@ -117,7 +164,23 @@ LEASES: Final = BucketSpec("leases", "live allocator replicas, and the lease of 
 NODES: Final = BucketSpec("nodes", "registration of each node's agent, renewed by heartbeats", ttl_s=30.0)
 RECONCILERS: Final = BucketSpec("reconcilers", "registration of each node's reconciler, as in nodes", ttl_s=30.0)
 POD_SELECTORS: Final = BucketSpec("pod_selectors", "which pods join which application, as Kubernetes declares it")
-BUCKETS: Final = (APPS, LEASES, NODES, RECONCILERS, POD_SELECTORS)
+RUNNERS: Final = BucketSpec("runners", "registration of each node's runner, as in nodes", ttl_s=30.0)
+JOB_SPECS: Final = BucketSpec("job_specs", "specs of training jobs that have not ended, environment included")
+"""Not for people: environments hold secrets."""
+TRAININGS: Final = BucketSpec(
+    "trainings", "coordinator and newest generation of each elastic training, renewed as in nodes", ttl_s=30.0
+)
+AGGREGATORS: Final = BucketSpec("aggregators", "registration of the aggregator service that leads", ttl_s=30.0)
+AGGREGATIONS: Final = BucketSpec("aggregations", "ranges of replicated training jobs and their aggregators, by job")
+MEMORY_HOSTS: Final = BucketSpec(
+    "memory_hosts", "registration of each host's memory service and what it offers, as in nodes", ttl_s=30.0
+)
+BUCKETS: Final = (
+    *(APPS, LEASES, NODES, RECONCILERS, POD_SELECTORS, RUNNERS, JOB_SPECS),
+    *(TRAININGS, AGGREGATORS, AGGREGATIONS, MEMORY_HOSTS),
+)
 
-MODELS: Final = ObjectStoreSpec("models", "the advisor's trained models by version", 256 * _MIB)
-OBJECT_STORES: Final = (MODELS,)
+MODELS: Final = ObjectStoreSpec("models", "the advisor's trained models by version", 96 * _MIB)
+SNAPSHOTS: Final = ObjectStoreSpec("snapshots", "the scheduler's state at entries of its log", 32 * _MIB)
+"""Two of them: each may have half of it."""
+OBJECT_STORES: Final = (MODELS, SNAPSHOTS)

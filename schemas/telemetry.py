@@ -14,6 +14,8 @@ from typing import Final, Literal
 
 _UNITS: Final = (("_bytes", "By"), ("_seconds", "s"))
 """Endings of metric names, and their units in OpenTelemetry (UCUM)."""
+_PRODUCT: Final = "_byte_seconds"
+"""An annotation in OpenTelemetry: its exporters for Prometheus put no name to products of units (By.s)."""
 DURATION_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of a histogram's buckets: half a millisecond is a step of few containers, a period has 100 ms."""
 
@@ -38,6 +40,8 @@ class MetricSpec:
     @property
     def otel_unit(self) -> str:
         """UCUM unit: ``By``, ``s``; else what is counted, in the singular: ``{write}``, ``{core}``; of flags none."""
+        if self._stem.endswith(_PRODUCT):
+            return "{byte_second}"
         counted = self._stem.rpartition("_")[2]
         if counted == "info":
             return ""  # "1" would be a ratio to exporters for Prometheus
@@ -47,7 +51,8 @@ class MetricSpec:
     def otel_name(self) -> str:
         """``turnbuckle.agent.samples``: what OpenTelemetry's exporters for Prometheus turn into `name` again."""
         stem = self._stem
-        ending = next((ending for ending, _ in _UNITS if stem.endswith(ending)), "")
+        endings = () if stem.endswith(_PRODUCT) else _UNITS
+        ending = next((ending for ending, _ in endings if stem.endswith(ending)), "")
         return ".".join(stem.removesuffix(ending).split("_", 2))
 
     @property
@@ -81,8 +86,16 @@ class SpanSpec:
 _ATTRIBUTES: Final = (
     AttributeSpec("service", "name of the service, such as agent"),
     AttributeSpec("version", "version of the service"),
-    AttributeSpec("reason", "why a message (disconnected, slow) or a span (overflow, refused) was lost"),
+    AttributeSpec(
+        "reason",
+        "why a message (disconnected, slow), a span (overflow, refused) or work event (forged, old) was dropped",
+    ),
+    AttributeSpec("change", "what became of a slab of a swap device (mapped, evicted, ...)"),
+    AttributeSpec("cause", "of a slab that was not mapped: no_room, refused, unusable, ..."),
     AttributeSpec("kind", "what was wrong with a message (malformed, invalid, ...), or what a problem is about"),
+    AttributeSpec(
+        "outcome", "of a request to plan: planned, refused, busy (too many wait, or no time is left) or failed"
+    ),
     AttributeSpec("set", "which rules: desired, in_sync, managed or unmanaged"),
     AttributeSpec("error.type", "kind of error, or the code of a rejection"),
     AttributeSpec("messaging.system", "nats"),
@@ -96,6 +109,10 @@ _ATTRIBUTES: Final = (
     AttributeSpec("turnbuckle.apps", "applications, 20 at most"),
     AttributeSpec("turnbuckle.node", "host"),
     AttributeSpec("turnbuckle.container", "key of the container"),
+    AttributeSpec("phase", "what training jobs do: waiting, running, stopping"),
+    AttributeSpec("turnbuckle.starts", "attempts of jobs that begin"),
+    AttributeSpec("turnbuckle.stops", "attempts of jobs that have to stop"),
+    AttributeSpec("turnbuckle.live_jobs", "jobs that have not ended"),
     AttributeSpec("turnbuckle.epoch", "epoch of the allocator that decided"),
     AttributeSpec("turnbuckle.limit_update_seq", "sequence number of the limit update"),
     AttributeSpec("turnbuckle.rows", "containers in a limit update"),
@@ -121,6 +138,12 @@ _ATTRIBUTES: Final = (
     AttributeSpec("turnbuckle.rules.verified", "whether the last dump equals the desired state"),
     AttributeSpec("turnbuckle.job", "name of a job"),
     AttributeSpec("turnbuckle.jobs", "names of jobs, 20 at most"),
+    AttributeSpec("turnbuckle.devices", "devices that a job is planned for"),
+    AttributeSpec("turnbuckle.batch", "samples of a step, of all devices"),
+    AttributeSpec("turnbuckle.action", "what was ordered: run, check, stop, kill, pace or forget"),
+    AttributeSpec("job", "a training job that is paced"),
+    AttributeSpec("result", "of a sample of a job's iterations: taken, old, forged or garbage"),
+    AttributeSpec("state", "of a training job's worker: starting, running or stopping"),
     AttributeSpec("turnbuckle.records", "records that are published, or trained on"),
     AttributeSpec("turnbuckle.model", "version of the model that answers, or is trained"),
     AttributeSpec("turnbuckle.configurations", "configurations in the query; 0: all of the catalogue's"),
@@ -147,6 +170,12 @@ _OF_AN_APPLICATION: Final[tuple[tuple[str, Literal["counter", "gauge"], str], ..
     ("cpu_periods_total", "counter", "CFS periods of its containers"),
     ("cpu_throttled_periods_total", "counter", "of these, periods in which a container was throttled"),
     ("oom_kills_total", "counter", "OOM kills in its containers"),
+    ("cpu_excess_seconds_total", "counter", "mode observe: CPU time used above the limits that were decided"),
+    ("savings_covered_seconds_total", "counter", "time for which baseline and held are counted"),
+    ("cpu_baseline_seconds_total", "counter", "CPU time within the limits that its containers came with"),
+    ("cpu_held_seconds_total", "counter", "CPU time within the limits that were decided"),
+    ("memory_baseline_byte_seconds_total", "counter", "memory limits that its containers came with, times time"),
+    ("memory_held_byte_seconds_total", "counter", "memory limits that were decided, and reserves, times time"),
 )
 _METRICS: Final = (
     MetricSpec("turnbuckle_build_info", "gauge", "always 1; which version runs", ("service", "version")),
@@ -357,6 +386,7 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_collector_cloud_poll_errors_total", "counter", "polls that failed"),
     MetricSpec("turnbuckle_collector_unfinished_jobs", "gauge", "cloud jobs that are pending or running"),
     MetricSpec("turnbuckle_collector_cost_pending_jobs", "gauge", "finished jobs whose billed cost is not final yet"),
+    MetricSpec("turnbuckle_collector_scheduled_jobs_total", "counter", "jobs of the scheduler that were recorded"),
     MetricSpec("turnbuckle_collector_problem_jobs", "gauge", "finished jobs that cannot be recorded"),
     MetricSpec("turnbuckle_collector_journal_records", "gauge", "records in the journal"),
     MetricSpec("turnbuckle_collector_unpublished_records", "gauge", "of these, not known to be published"),
@@ -374,6 +404,81 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_kubeoperator_announcements_total", "counter", "applications announced or withdrawn"),
     MetricSpec("turnbuckle_kubeoperator_applications", "gauge", "objects that declare an application"),
     MetricSpec("turnbuckle_kubeoperator_refused_applications", "gauge", "objects whose declaration was refused"),
+    MetricSpec("turnbuckle_planner_layer_profiles", "gauge", "layer profiles that are known"),
+    MetricSpec("turnbuckle_planner_measured_runs", "gauge", "measured runs that are known, which correct plans"),
+    MetricSpec("turnbuckle_planner_requests_total", "counter", "requests to plan", ("outcome",)),
+    MetricSpec("turnbuckle_planner_waiting_requests", "gauge", "requests that wait for others to be planned"),
+    MetricSpec("turnbuckle_planner_planning_seconds", "histogram", "how long planning took, without waiting"),
+    MetricSpec("turnbuckle_aggregator_leading_info", "gauge", "1 while this instance leads, else 0"),
+    MetricSpec("turnbuckle_aggregator_jobs", "gauge", "training jobs that are aggregated"),
+    MetricSpec("turnbuckle_aggregator_running_aggregators", "gauge", "aggregators that run"),
+    MetricSpec("turnbuckle_aggregator_requests_total", "counter", "requests to place or end a job", ("outcome",)),
+    MetricSpec("turnbuckle_aggregator_moves_total", "counter", "jobs moved from one aggregator to another"),
+    MetricSpec("turnbuckle_aggregator_lost_jobs_total", "counter", "jobs whose aggregator has died or was ended"),
+    MetricSpec("turnbuckle_memory_offered_bytes", "gauge", "memory that other hosts may still take here"),
+    MetricSpec("turnbuckle_memory_held_bytes", "gauge", "slabs of other hosts held here, in bytes"),
+    MetricSpec("turnbuckle_memory_evictions_total", "counter", "slabs of other hosts whose memory was wanted back"),
+    MetricSpec("turnbuckle_memory_slabs", "gauge", "slabs of this host's swap devices", ("state",)),
+    MetricSpec("turnbuckle_memory_requests_total", "counter", "requests of other hosts for a slab", ("outcome",)),
+    MetricSpec("turnbuckle_memory_changes_total", "counter", "changes of this host's slabs", ("change",)),
+    MetricSpec("turnbuckle_memory_not_mapped_total", "counter", "tries to map a slab that failed", ("cause",)),
+    MetricSpec("turnbuckle_memory_failed_steps_total", "counter", "steps of the mapper that failed, tried again"),
+    MetricSpec("turnbuckle_scheduler_leading_info", "gauge", "1 while this replica leads, else 0"),
+    MetricSpec("turnbuckle_scheduler_jobs", "gauge", "jobs that have not ended", ("phase",)),
+    MetricSpec("turnbuckle_scheduler_slots", "gauge", "slots of all known nodes"),
+    MetricSpec("turnbuckle_scheduler_taken_slots", "gauge", "slots that jobs hold"),
+    MetricSpec("turnbuckle_scheduler_silent_nodes", "gauge", "nodes whose runner's registration has expired"),
+    MetricSpec("turnbuckle_scheduler_decisions_total", "counter", "looks at the order of the jobs"),
+    MetricSpec("turnbuckle_scheduler_decision_seconds", "histogram", "duration of a look at the order of the jobs"),
+    MetricSpec("turnbuckle_scheduler_appended_entries_total", "counter", "entries appended to the log by this replica"),
+    MetricSpec("turnbuckle_scheduler_append_conflicts_total", "counter", "appends refused: another replica was faster"),
+    MetricSpec("turnbuckle_scheduler_log_bytes", "gauge", "size of the log of the jobs"),
+    MetricSpec("turnbuckle_scheduler_snapshot_sequence", "gauge", "log entry of the newest known snapshot; 0: none"),
+    MetricSpec("turnbuckle_scheduler_snapshot_age_entries", "gauge", "log entries that are newer than that snapshot"),
+    MetricSpec("turnbuckle_scheduler_failed_snapshots_total", "counter", "snapshots that could not be stored or used"),
+    MetricSpec("turnbuckle_scheduler_orders_total", "counter", "orders sent to runners"),
+    MetricSpec("turnbuckle_scheduler_unanswered_orders_total", "counter", "orders that no runner answered in time"),
+    MetricSpec(
+        "turnbuckle_scheduler_ignored_work_events_total",
+        "counter",
+        "workers' events not taken over",
+        ("reason",),
+    ),
+    MetricSpec(
+        "turnbuckle_scheduler_iteration_samples_total",
+        "counter",
+        "samples of jobs' iterations: taken, old, forged, or garbage",
+        ("result",),
+    ),
+    MetricSpec("turnbuckle_runner_slots", "gauge", "slots of this node"),
+    MetricSpec("turnbuckle_runner_taken_slots", "gauge", "of these, held by workers that have not ended"),
+    MetricSpec("turnbuckle_runner_workers", "gauge", "workers of training jobs that have not ended", ("state",)),
+    MetricSpec("turnbuckle_runner_starts_total", "counter", "workers started"),
+    MetricSpec("turnbuckle_runner_kills_total", "counter", "workers killed because they had not stopped in time"),
+    MetricSpec("turnbuckle_runner_unsaved_workers_total", "counter", "workers that stopped without saving their state"),
+    MetricSpec("turnbuckle_runner_fenced_workers_total", "counter", "workers stopped after too long without the bus"),
+    MetricSpec("turnbuckle_runner_mltcp_loaded", "gauge", "1: workers can have the congestion control mltcp"),
+    MetricSpec("turnbuckle_runner_mltcp_flows_total", "counter", "connections of which MLTCP has learned an iteration"),
+    MetricSpec("turnbuckle_runner_mltcp_iterations_total", "counter", "iterations of connections that MLTCP has seen"),
+    MetricSpec(
+        "turnbuckle_runner_mltcp_lost_total", "counter", "of these, those that were overwritten before they were read"
+    ),
+    MetricSpec("turnbuckle_runner_paced_jobs", "gauge", "training jobs that are paced"),
+    MetricSpec("turnbuckle_runner_pauses_total", "counter", "pauses of training jobs between two iterations"),
+    MetricSpec("turnbuckle_runner_paused_seconds_total", "counter", "of training jobs, between two iterations"),
+    MetricSpec("turnbuckle_runner_refused_pauses_total", "counter", "pauses that a job's timeout does not allow"),
+    MetricSpec(
+        "turnbuckle_runner_phase_error_seconds",
+        "gauge",
+        "how much later (below 0: earlier) than wanted a paced job began to send last",
+        ("job",),
+    ),
+    MetricSpec("turnbuckle_slurm_nodes", "gauge", "nodes of the Slurm cluster"),
+    MetricSpec("turnbuckle_slurm_jobs", "gauge", "training jobs in Slurm with a worker that has not ended"),
+    MetricSpec("turnbuckle_slurm_orders_total", "counter", "orders of the scheduler"),
+    MetricSpec("turnbuckle_slurm_refused_orders_total", "counter", "of these, refused"),
+    MetricSpec("turnbuckle_slurm_failed_commands_total", "counter", "commands of Slurm that failed"),
+    MetricSpec("turnbuckle_slurm_command_seconds", "histogram", "how long commands of Slurm took"),
 )
 _SPANS: Final = (
     SpanSpec("bus.request", "a command sent, until its reply", _MESSAGE, "client", "request"),
@@ -385,6 +490,7 @@ _SPANS: Final = (
         "producer",
         "publish",
     ),
+    SpanSpec("bus.append", "an entry of a log, until it is taken or refused", _MESSAGE, "producer", "append"),
     SpanSpec("bus.handle_event", "a stored event handled", _MESSAGE, "consumer", "process"),
     SpanSpec(
         "agent.handle_oom",
@@ -431,12 +537,38 @@ _SPANS: Final = (
             *("turnbuckle.rules.desired", "turnbuckle.rules.in_sync", "turnbuckle.rules.verified"),
         ),
     ),
-    SpanSpec("collector.record", "finished jobs found in the cloud and written to the journal", ("turnbuckle.jobs",)),
+    SpanSpec(
+        "collector.record",
+        "jobs that have ended, in a cloud or on the cluster, written to the journal",
+        ("turnbuckle.jobs",),
+    ),
     SpanSpec("collector.publish", "records handed to the bus", ("turnbuckle.records",)),
     SpanSpec("advisor.predict", "configurations predicted", ("turnbuckle.model", "turnbuckle.configurations")),
     SpanSpec("advisor.rank", "configurations ranked", ("turnbuckle.model", "turnbuckle.configurations")),
     SpanSpec("advisor.explain", "one prediction explained", ("turnbuckle.model", "turnbuckle.configurations")),
     SpanSpec("advisor.train", "a model trained", ("turnbuckle.model", "turnbuckle.records")),
+    SpanSpec(
+        "planner.plan",
+        "a training job divided over devices, or why that cannot be",
+        ("turnbuckle.job", "turnbuckle.devices", "turnbuckle.batch"),
+    ),
+    SpanSpec("aggregator.place", "a training job's ranges placed on an aggregator", ("turnbuckle.job",)),
+    SpanSpec("aggregator.move", "a training job's ranges moved to another aggregator", ("turnbuckle.job",)),
+    SpanSpec("memory.map", "a slab of this host's swap device mapped to remote memory", ("turnbuckle.node",)),
+    SpanSpec("memory.take", "memory of this host given to another one for a slab", ("turnbuckle.node",)),
+    SpanSpec(
+        "scheduler.decide",
+        "a look at the order of the jobs",
+        ("turnbuckle.starts", "turnbuckle.stops", "turnbuckle.live_jobs"),
+    ),
+    SpanSpec(
+        "runner.order",
+        "an order of the scheduler about a job's workers on one node",
+        ("turnbuckle.job", "turnbuckle.node", "turnbuckle.action"),
+    ),
+    SpanSpec(
+        "runner.worker", "a training job's worker, from its start to its end", ("turnbuckle.job", "turnbuckle.node")
+    ),
     SpanSpec("cli.advise", "`turnbuckle advise`: the query and its reply", ("turnbuckle.job",)),
 )
 

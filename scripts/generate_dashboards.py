@@ -35,6 +35,11 @@ PARTS: Final = (
     Part("applications", "Applications: usage, limits, slack, throttling, memory", ("turnbuckle_app_",)),
     Part("network", "Network: rules, paths, fast path", ("turnbuckle_reconciler_", "turnbuckle_fast_path_")),
     Part("learning", "Collector and advisor", ("turnbuckle_collector_", "turnbuckle_advisor_")),
+    Part("scheduler", "Scheduler: jobs, slots, decisions", ("turnbuckle_scheduler_",)),
+    Part("planner", "Planner: requests, layer profiles", ("turnbuckle_planner_",)),
+    Part("aggregator", "Aggregator: jobs, processes, moves", ("turnbuckle_aggregator_",)),
+    Part("memory", "Remote memory: offered, held, slabs", ("turnbuckle_memory_",)),
+    Part("runner", "Runner: slots, workers of training jobs", ("turnbuckle_runner_", "turnbuckle_slurm_")),
     Part("kubeoperator", "Kubernetes operator", ("turnbuckle_kubeoperator_",)),
     Part(
         "bus",
@@ -78,6 +83,8 @@ def unit(metric: MetricSpec) -> str:
         return "Bps" if rated else "bytes"
     if metric.otel_unit == "s":
         return "s"
+    if metric.otel_unit == "{byte_second}":
+        return "bytes"
     return "ops" if rated else "short"
 
 

@@ -13,7 +13,8 @@ kept in ``docs/figures/stated/PAGE.json``, by section, as it was transcribed.
 
 ``python -m scripts.generate_figures --take FILE... --as NAME --command "..."`` makes a record from what a benchmark, or
 the demo with ``--json``, has written: each number that all files hold becomes a row, over the files. A file with
-``tables`` (columns, rows and machine by name) gives those tables instead: ``docs/figures/tables/NAME-KEY.json``.
+``figures`` (rows by key) gives those rows instead, one with ``tables`` (columns, rows and machine by name) tables:
+``docs/figures/tables/NAME-KEY.json``.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.machine import this_machine
+from tests.bench.machine import Machine, this_machine
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RECORDS: Final = ROOT / "docs" / "figures"
@@ -232,7 +233,9 @@ def block(rows: str, kept: dict[str, Record]) -> str:
         if name not in kept or key not in kept[name].rows:
             raise ValueError(f"no row {reference} in docs/figures")
         record, row = kept[name], kept[name].rows[key]
-        lines.append(f"| {row.what} | {row.figure} | {record.date}, `{record.command}` |")
+        target, _, options = record.command.partition(" ARGS=")
+        # The options stand in the record.
+        lines.append(f"| {row.what} | {row.figure} | {record.date}, `{target}{' ...' * bool(options)}` |")
     return "\n".join(lines) + "\n"
 
 
@@ -392,9 +395,23 @@ def take_tables(content: dict[str, Any], command: str, day: str, commit: str) ->
         raise ValueError(f"tables: {error}") from error
 
 
+def take_figures(content: dict[str, Any], command: str, machine: str, day: str, commit: str) -> Record:
+    """The rows that a benchmark has written for pages. ValueError: there are none, or one is not as `Row` wants it."""
+    try:
+        rows = {key: Row(**row) for key, row in content["figures"].items()}
+        figures = [row.figure for row in rows.values()]
+    except TypeError as error:
+        raise ValueError(f"figures: {error}") from error
+    if not figures:
+        raise ValueError("figures: there are none")
+    return Record(machine, day, command, commit, rows)
+
+
 def machine_of(content: dict[str, Any]) -> str:
     """What the benchmark wrote of its machine, or what can be seen of this one."""
     known = content.get("machine")
+    if isinstance(known, dict) and known.keys() == {field.name for field in fields(Machine)}:
+        return Machine(**known).line
     if isinstance(known, dict):
         return ", ".join(f"{key} {value}" for key, value in known.items())
     if isinstance(known, str):
@@ -408,16 +425,21 @@ def revision() -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
 
 
-def _take(files: Sequence[Path], name: str, command: str) -> list[Path]:
+def _take(files: Sequence[Path], name: str, command: str, commit: str) -> list[Path]:
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     day = datetime.fromtimestamp(max(path.stat().st_mtime for path in files), UTC).date().isoformat()
     if "tables" in contents[0]:
         if len(files) > 1:
             raise ValueError("the cells of tables have no median: --take needs one file")
-        kept = take_tables(contents[0], command, day, revision())
+        kept = take_tables(contents[0], command, day, commit)
         written = {RECORDS / "tables" / f"{name}-{key}.json": table.text() for key, table in kept.items()}
+    elif "figures" in contents[0]:
+        if len(files) > 1:
+            raise ValueError("a benchmark's figures are of one run: --take needs one file")
+        record = take_figures(contents[0], command, machine_of(contents[0]), day, commit)
+        written = {RECORDS / f"{name}.json": record.text()}
     else:
-        record = take(contents, command, machine_of(contents[0]), day, revision())
+        record = take(contents, command, machine_of(contents[0]), day, commit)
         written = {RECORDS / f"{name}.json": record.text()}
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -431,11 +453,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--take", type=Path, nargs="+", metavar="FILE", help="JSON of each repetition of the command")
     parser.add_argument("--as", dest="name", help="name of the record")
     parser.add_argument("--command", help="the command that wrote the files")
+    parser.add_argument("--revision", help="of the checkout that it ran in (default: this one's)")
     options = parser.parse_args(arguments)
     if options.take:
         if not (options.name and options.command):
             parser.error("--take needs --as and --command")
-        for path in _take(options.take, options.name, options.command):
+        for path in _take(options.take, options.name, options.command, options.revision or revision()):
             sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
     for path, text in pages().items():
         if path.read_text(encoding="utf-8") != text:

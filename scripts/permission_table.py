@@ -49,7 +49,7 @@ def _cell(granted: Grants, template: SubjectTemplate) -> str:
 
 
 def _subject(template: SubjectTemplate, node: str) -> str:
-    ids = {name: node if name == "node" else "x" for name in template.parameters}
+    ids = {name: node if name in {"daemon", "node"} else "x" for name in template.parameters}
     return template.subject(_ROOT, **ids).text
 
 

@@ -10,10 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from schemas.aggregations import APPLICATION
 from schemas.message import Message
 from schemas.permissions import NODE_ROLES, Grants, Identity, Role, allowed, grants, uses
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery
-from schemas.streams import APPS, LEASES, NODES, POD_SELECTORS, RECONCILERS, STREAMS
+from schemas.streams import (
+    AGGREGATIONS,
+    AGGREGATORS,
+    APPS,
+    JOB_SPECS,
+    LEASES,
+    MEMORY_HOSTS,
+    NODES,
+    POD_SELECTORS,
+    RECONCILERS,
+    RUNNERS,
+    STREAMS,
+    TRAININGS,
+    BucketSpec,
+)
 from schemas.subjects import SubjectTemplate
 from scripts.asyncapi.document import BUCKET_MESSAGES, retention
 
@@ -29,7 +44,12 @@ _ROLES: Final = {
     "reconciler": (Role.RECONCILER, Role.FAST_PATH),
     "collector": (Role.COLLECTOR,),
     "advisor": (Role.ADVISOR,),
+    "aggregator": (Role.AGGREGATOR,),
     "kubeoperator": (Role.KUBEOPERATOR,),
+    "memory": (Role.MEMORY,),
+    "planner": (Role.PLANNER,),
+    "scheduler": (Role.SCHEDULER,),
+    "runner": (Role.RUNNER, Role.SLURM),
 }
 """A process that has a user of its own is told apart within its service's page."""
 _KEYS: Final = {
@@ -38,6 +58,12 @@ _KEYS: Final = {
     NODES: "node",
     RECONCILERS: "node",
     POD_SELECTORS: "`kubernetes`",
+    RUNNERS: "node",
+    MEMORY_HOSTS: "node",
+    JOB_SPECS: "job",
+    TRAININGS: "job",
+    AGGREGATORS: "`leader`",
+    AGGREGATIONS: "job",
 }
 
 
@@ -96,7 +122,8 @@ def _verbs(role: Role, channel: Channel) -> set[str]:
 
 def _message_row(verb: str, role: Role, what: tuple[SubjectTemplate, str, str], how: str) -> tuple[str, ...]:
     template, message, summary = what
-    keys = ("its own node" if key == "node" and role in NODE_ROLES else key for key in template.parameters)
+    own = "daemon" if verb == "answers" and "daemon" in template.parameters else "node"
+    keys = ("its own node" if key == own and role in NODE_ROLES else key for key in template.parameters)
     return (verb, f"`{template.text}`", message, ", ".join(keys) or "-", how, summary)
 
 
@@ -123,8 +150,7 @@ def _stored_rows(role: Role) -> Iterator[tuple[str, ...]]:
         does = _does(granted, f"KV_{name}", f"$KV.{name}")
         message = BUCKET_MESSAGES[bucket.name].__name__
         gone = f"gone after {bucket.ttl_s:g} s" if bucket.ttl_s else "newest value"
-        own = allowed(granted.publish, f"$KV.{name}.{_NODE}") and role in NODE_ROLES
-        yield (does, f"KV `{name}`", message, "its own node" if own else _KEYS[bucket], gone, bucket.description)
+        yield (does, f"KV `{name}`", message, _key(role, granted, bucket), gone, bucket.description)
     for store in used.object_stores:
         name = store.bucket_name(_ROOT)
         size = f"{store.max_bytes >> 20} MiB at most"
@@ -137,10 +163,21 @@ def _stored_rows(role: Role) -> Iterator[tuple[str, ...]]:
             yield (does, f"stream `{name}`", "-", "-", f"kept {retention(stream)}", subjects)
 
 
+def _key(role: Role, granted: Grants, bucket: BucketSpec) -> str:
+    """What an entry's key is, or the keys that it may write where these are not all."""
+    written = f"$KV.{bucket.bucket_name(_ROOT)}"
+    if role in NODE_ROLES and allowed(granted.publish, f"{written}.{_NODE}"):
+        return "its own node"
+    if allowed(granted.publish, f"{written}.{APPLICATION}") and not allowed(granted.publish, f"{written}.x"):
+        return f"`{APPLICATION}`"
+    return _KEYS[bucket]
+
+
 def _does(granted: Grants, stream: str, written: str | None) -> str:
     """What the server lets a user do with a stream of it, or with a bucket, which is one."""
     rights = {
-        "writes": written is not None and any(allowed(granted.publish, f"{written}.{key}") for key in (_NODE, "x")),
+        "writes": written is not None
+        and any(allowed(granted.publish, f"{written}.{key}") for key in (_NODE, APPLICATION, "x")),
         "watches" if stream.startswith("KV_") else "replays": allowed(
             granted.publish, f"{_API}.CONSUMER.CREATE.{stream}"
         ),
@@ -155,4 +192,5 @@ def _granted(role: Role) -> Grants:
 
 
 def _subject(template: SubjectTemplate) -> str:
-    return template.subject(_ROOT, **{name: _NODE if name == "node" else "x" for name in template.parameters}).text
+    ids = {name: _NODE if name in {"daemon", "node"} else "x" for name in template.parameters}
+    return template.subject(_ROOT, **ids).text

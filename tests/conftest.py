@@ -8,26 +8,33 @@ the others. A test that the machine cannot run is skipped with the reason printe
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
 import os
 import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from services.collector.devices.machine import DRIVERS
 from tests.support.never_here import is_never_here
 from tests.support.virtual_time import VirtualTimeLoop
 
 HOST_FOLDERS = {"kernel", "lab", "system", "compose"}
 """Below tests/: real control groups, network namespaces and whole systems, which need the machine for themselves."""
+WAITING_FOLDERS = {"integration", "contract"}
+"""Where tests mostly wait for services and servers that they start."""
 
-# Timings on a shared machine say nothing about the code. `make test-deep` chooses the other profile.
-for profile, examples in {"fast": 20, "deep": 100}.items():
+# Timings on a shared machine say nothing about the code. `.ci/run` and `make test-deep` choose the other profiles.
+for profile, examples in {"fast": 10, "thorough": 20, "deep": 100}.items():
     settings.register_profile(
         profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
@@ -36,6 +43,13 @@ settings.load_profile("fast")
 # Tests take every core by processes. Threads of torch and BLAS beside them only spin: a fit cost nine times the CPU.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+# What commands keep for their next run stays out of the home directory of the user who runs the tests.
+STATE_HOME = tempfile.mkdtemp(prefix="turnbuckle-tests-state-")
+os.environ["XDG_STATE_HOME"] = STATE_HOME
+
+WORKERS_PER_CORE = 2
+"""Processes of `make test`: tests wait for services that start, and for timers. On 2 cores 4 took 288 s, 3 328 s."""
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process of a test inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -84,21 +98,68 @@ def missing_vm() -> str | None:
     return machine.missing()
 
 
+@cache
+def missing_gpu() -> str | None:
+    """Why tests that need a GPU cannot run, or None."""
+    if not any(Path(driver).exists() for driver in DRIVERS):
+        return "needs a GPU: no driver is loaded here"
+    import torch  # noqa: PLC0415 - seconds, and only where a driver is
+
+    return None if torch.cuda.is_available() else f"needs a GPU that torch sees: torch {torch.__version__} sees none"
+
+
 NEEDS: dict[str, Callable[[], str | None]] = {
     "root": missing_root,
     "docker": missing_docker,
     "netns": missing_netns,
     "vm": missing_vm,
+    "gpu": missing_gpu,
 }
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """What ``--numprocesses auto`` is, unless `PYTEST_XDIST_AUTO_NUM_WORKERS` says so."""
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None
+    return math.ceil(WORKERS_PER_CORE * len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no cycles among what is collected, thousands of tests: that was a quarter of the collection's time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let libraries that count their objects at the end see them go; remove what commands have kept."""
+    gc.unfreeze()
+    shutil.rmtree(STATE_HOME, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what only ``make test-host`` runs."""
+    """Mark what only ``make test-host`` runs; order what several processes share out."""
     for item in items:
         folder = item.path.relative_to(config.rootpath / "tests").parts[0]
         if folder in HOST_FOLDERS or any(item.get_closest_marker(mark) for mark in NEEDS):
             item.add_marker("host")
+    if hasattr(config, "workerinput"):
+        items[:] = mixed(items, config.rootpath / "tests")
+
+
+def mixed(items: list[pytest.Item], tests: Path) -> list[pytest.Item]:
+    """The files of `WAITING_FOLDERS` spread evenly among the others: what waits leaves processors to what computes."""
+    files = [list(of_one) for _, of_one in groupby(items, key=lambda item: item.path)]
+    kinds: tuple[list[list[pytest.Item]], list[list[pytest.Item]]] = ([], [])
+    for file in files:
+        kinds[file[0].path.relative_to(tests).parts[0] in WAITING_FOLDERS].append(file)
+    placed = [(place / len(kind), file) for kind in kinds for place, file in enumerate(kind)]
+    return list(chain.from_iterable(file for _, file in sorted(placed, key=lambda each: each[0])))
 
 
 def pytest_asyncio_loop_factories(

@@ -15,6 +15,9 @@ OWN = {
     "reconciler": ("services.reconciler.service", "services.fastpath.service"),
     "collector": ("services.collector.service", "services.collector.cloud.billing"),
     "advisor": ("services.advisor.service", "services.advisor.training"),
+    "aggregator": ("services.aggregator.service", "services.aggregator.process"),
+    "planner": ("services.planner.service", "services.planner.process"),
+    "runner": ("services.runner.service", "services.runner.shim"),
     "cli": ("services.cli.main",),
 }
 WITH_GRPC = {"agent": ("services._host.cri",)}

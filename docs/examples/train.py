@@ -3,13 +3,20 @@
 Alone: ``python docs/examples/train.py --epochs 3``. In a local run, as one master and two workers:
 ``turnbuckle profile --workers 3 --minutes 10 -- python docs/examples/train.py``. Its features:
 ``turnbuckle features docs/examples/train.py:build --input-shape 1,8,8``.
+
+As a job that may be preempted (``preemption: checkpoint``): after SIGTERM it saves its state at the end of the epoch,
+and goes on from there when it is started again. That takes `resume`, `save`, and the lines of `main` with `stop`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
+import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,6 +41,32 @@ def build() -> nn.Module:
     )
 
 
+def checkpoint_file() -> Path | None:
+    """Where the state is saved when the job is preempted; None: it is no such job."""
+    directory = os.environ.get("TURNBUCKLE_CHECKPOINT_DIR")
+    return Path(directory, "digits.pt") if directory else None
+
+
+def resume(checkpoint: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load the state, if one was saved, and say that the training begins; returns the epochs that are done."""
+    epochs = 0
+    if checkpoint.exists():
+        network_state, optimizer_state, random_state, epochs = torch.load(checkpoint)
+        network.load_state_dict(network_state)
+        optimizer.load_state_dict(optimizer_state)
+        torch.set_rng_state(random_state)
+    Path(os.environ["TURNBUCKLE_READY_FILE"]).touch()
+    return epochs
+
+
+def save(checkpoint: Path, network: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    """Save the state, whole or not at all; the first worker's is everybody's."""
+    if os.environ.get("RANK", "0") == "0":
+        state = (network.state_dict(), optimizer.state_dict(), torch.get_rng_state(), epochs)
+        torch.save(state, checkpoint.with_suffix(".new"))
+        checkpoint.with_suffix(".new").replace(checkpoint)
+
+
 def main() -> None:
     """Train for some epochs; each worker sees its share of the images."""
     parser = argparse.ArgumentParser(description="Learn the digits.")
@@ -54,7 +87,13 @@ def main() -> None:
     network = DistributedDataParallel(build()) if distributed else build()
     optimizer = torch.optim.Adam(network.parameters(), lr=arguments.learning_rate)
 
-    for epoch in range(arguments.epochs):
+    stopping = threading.Event()
+    first_epoch = 0
+    if checkpoint := checkpoint_file():
+        signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+        first_epoch = resume(checkpoint, network, optimizer)
+
+    for epoch in range(first_epoch, arguments.epochs):
         if sampler:
             sampler.set_epoch(epoch)
         began_s, right, seen = time.monotonic(), 0, 0
@@ -67,6 +106,13 @@ def main() -> None:
             right += int((scores.argmax(1) == target).sum())
             seen += len(target)
         print(f"epoch {epoch + 1}: accuracy {right / seen:.3f} in {time.monotonic() - began_s:.2f} s", flush=True)
+        stop = torch.tensor(float(stopping.is_set()))
+        if distributed:
+            dist.all_reduce(stop)  # the signal reaches all workers, but not all in the same epoch
+        if stop and checkpoint and epoch + 1 < arguments.epochs:
+            save(checkpoint, network, optimizer, epoch + 1)
+            sys.exit(128 + signal.SIGTERM)
+    print(f"last loss {loss.item():.9f}", flush=True)
     if distributed:
         dist.destroy_process_group()
 

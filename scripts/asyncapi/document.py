@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
 
+from schemas.aggregations import Aggregation, AggregatorInfo
 from schemas.apps import AppSpec
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
 from schemas.containers import NodeInfo
@@ -26,19 +27,28 @@ from schemas.message import Message
 from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery, Endpoint
+from schemas.remote_memory import MemoryHostInfo
+from schemas.scheduling import JobSpec, RunnerInfo
 from schemas.streams import (
+    AGGREGATIONS,
+    AGGREGATORS,
     APPS,
     BUCKETS,
+    JOB_SPECS,
     LEASES,
+    MEMORY_HOSTS,
     NODES,
     OBJECT_STORES,
     POD_SELECTORS,
     RECONCILERS,
+    RUNNERS,
     STREAMS,
+    TRAININGS,
     BucketSpec,
     StreamSpec,
 )
 from schemas.subjects import SubjectTemplate
+from schemas.trainings import TrainingGeneration
 from scripts.asyncapi import words
 from scripts.asyncapi.examples import examples
 from scripts.asyncapi.words import members
@@ -56,6 +66,12 @@ BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {
     NODES.name: NodeInfo,
     RECONCILERS.name: ReconcilerInfo,
     POD_SELECTORS.name: PodSelectors,
+    RUNNERS.name: RunnerInfo,
+    JOB_SPECS.name: JobSpec,
+    TRAININGS.name: TrainingGeneration,
+    AGGREGATORS.name: AggregatorInfo,
+    AGGREGATIONS.name: Aggregation,
+    MEMORY_HOSTS.name: MemoryHostInfo,
 }
 
 _DESCRIPTION: Final = """\
@@ -79,8 +95,12 @@ _PARAMETER_TEXT: Final = {
     "root": "First token of every subject (setting).",
     "app": "Application (escaped).",
     "node": "Node (escaped).",
+    "daemon": "Node whose daemon is asked (escaped).",
     "job": "Training job (escaped).",
     "run": "Local run (escaped).",
+    "profile": "Digest of a layer profile (escaped).",
+    "day": "Day (UTC), such as 2026-11-26.",
+    "record": "Account of one allocator replica (escaped).",
 }
 
 
@@ -324,6 +344,7 @@ def _stream(spec: StreamSpec) -> Document:
         "duplicate_window_s": spec.duplicate_window_s,
         "max_messages_per_host": spec.max_messages_per_host,
         "max_message_bytes": spec.max_message_bytes,
+        "newest_per_subject": spec.newest_per_subject,
         "stored_as": mapping[1] if (mapping := spec.stored_by_host(DEFAULT_ROOT)) else None,
     }
 

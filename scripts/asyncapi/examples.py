@@ -20,7 +20,7 @@ from schemas.kubeoperator import (
     PodSelectors,
 )
 from schemas.leases import Lease
-from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
+from schemas.limits import LimitDecisions, LimitReply, LimitsApplied, LimitUpdate
 from schemas.message import ColumnType, Message
 from schemas.network import (
     DiffReply,
@@ -70,6 +70,12 @@ from schemas.queries import (
 )
 from schemas.reasons import Reason, sentence
 from schemas.runs import RunEnd, RunProfile, RunSample, WorkerSeries
+from schemas.savings import Baseline, Savings, SavingsPart
+from scripts.asyncapi.aggregation_examples import AGGREGATION
+from scripts.asyncapi.planning_examples import PLANNING
+from scripts.asyncapi.remote_memory_examples import REMOTE_MEMORY
+from scripts.asyncapi.scheduling_examples import SCHEDULING
+from scripts.asyncapi.training_examples import TRAINING
 
 _NOW: Final = 1_795_284_000_000_000_000
 _BORN: Final = _NOW - 3_600_000_000_000
@@ -146,6 +152,8 @@ _DECIDED: Final = LimitDecisions.build(
     memory_limit_bytes=2 << 30,
     memory_allocated_bytes=812 * _MIB,
     memory_reserved_bytes=128 * _MIB,
+    update_seq_first=978,
+    update_seq_last=978,
 )
 
 _LIMITS: Final[tuple[Message, ...]] = (
@@ -212,6 +220,17 @@ _LIMITS: Final[tuple[Message, ...]] = (
         epoch=4,
         seq=978,
     ),
+    LimitsApplied.build(
+        [_WEB],
+        {"quota_us": [62_000], "limit_bytes": [300 * _MIB], "status": [0]},
+        app=_APP,
+        node=_NODE,
+        incarnation=_BORN,
+        report_seq=36_013,
+        epoch=4,
+        seq=978,
+        time_ns=_NOW,
+    ),
     ContainerEvent(
         change=ContainerChange.STARTED,
         app=_APP,
@@ -251,6 +270,32 @@ _LIMITS: Final[tuple[Message, ...]] = (
         time_ns=_NOW,
     ),
     MemoryReply(app=_APP, epoch=4, granted_bytes=128 * _MIB, reclaiming_bytes=0),
+    Savings(
+        app=_APP,
+        day=date(2026, 11, 21),
+        record="turnbuckle-1-4f2a9c-1",
+        time_ns=_NOW,
+        parts=(
+            SavingsPart(
+                mode="observe",
+                cpu_baseline=Baseline.CONFIGURED,
+                memory_baseline=Baseline.APPLICATION_LIMIT,
+                covered_s=3_594.0,
+                cpu_baseline_core_s=7_188.0,
+                cpu_held_core_s=2_516.0,
+                memory_baseline_gib_s=7_188.0,
+                memory_held_gib_s=3_953.0,
+                periods=71_880,
+                throttled_periods=0,
+                throttled_s=0.0,
+                excess_periods=431,
+                excess_core_s=9.7,
+            ),
+        ),
+        core_hour_price=0.03,
+        gib_hour_price=0.004,
+        currency="EUR",
+    ),
 )
 
 _QUERIES: Final[tuple[Message, ...]] = (
@@ -470,7 +515,10 @@ _JOBS: Final[tuple[Message, ...]] = (
 )
 
 
-EXAMPLES: Final = (*_LIMITS, *_QUERIES, *_NETWORK, *_JOBS)
+EXAMPLES: Final = (
+    *(*_LIMITS, *_QUERIES, *_NETWORK, *_JOBS),
+    *(*AGGREGATION, *PLANNING, *REMOTE_MEMORY, *SCHEDULING, *TRAINING),
+)
 
 
 def examples() -> dict[type[Message], dict[str, Any]]:

@@ -8,6 +8,7 @@ watchdog reads such records, too.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,17 @@ def start_ticks(pid: int) -> int | None:
         return None
     words = text.rpartition(")")[2].split()
     return None if words[0] in ("Z", "X") else int(words[_START_FIELD])
+
+
+def is_hidden(pid: int) -> bool:
+    """Whether there is such a process, of another user, that /proc does not show us (hidepid, proc(5))."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return not os.access(f"/proc/{pid}/stat", os.R_OK)
+    except (ProcessLookupError, OverflowError):
+        pass
+    return False
 
 
 def write_record(path: Path, content: dict[str, Any]) -> None:

@@ -5,29 +5,32 @@ Sources: proc_pid_mountinfo(5), cgroups(7), Documentation/admin-guide/cgroup-v1 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import posixpath
 import re
-import signal
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from schemas.apps import NAME_PATTERN, PERIOD_US
+from services._host.cgroup_processes import CgroupProcesses, write_file
 
 MANAGED_ROOT: Final = "turnbuckle"
 MANAGED_ID_LENGTH: Final = 12
 V1_CONTROLLERS: Final = ("cpu", "cpuacct", "memory")
 V2_CONTROLLERS: Final = ("cpu", "memory")
+UNIFIED: Final = "unified"
+"""Stands among controllers for the hierarchy of version 2, whatever controllers that has."""
+UNIFIED_MOUNT: Final = Path("/run/turnbuckle/cgroup2")
+"""Where it is mounted on a host that has it mounted nowhere."""
 _NAME: Final = re.compile(NAME_PATTERN)
 _MANAGED_ID: Final = re.compile(r"[0-9a-f]{12}")
 _CREATE_ATTEMPTS: Final = 20
-_KILL_PASSES: Final = 10
-END_WITHIN_S: Final = 10.0
-_GONE: Final = (errno.ENOENT, errno.ENODEV)
+_NO_SUID_DEV_EXEC: Final = 2 | 4 | 8
+"""MS_NOSUID, MS_NODEV, MS_NOEXEC of mount(2)."""
 
 
 class CgroupUnavailableError(Exception):
@@ -55,6 +58,8 @@ class CgroupLayout:
     """Version 1 controls, and a version 2 hierarchy is mounted beside it (without these controllers)."""
     mounts: Mapping[str, ControllerMount]
     """By controller: cpu, cpuacct, memory (version 1); cpu, memory, both at one mount (version 2)."""
+    freezer: ControllerMount | None = None
+    """Where processes are stopped: a hierarchy of its own in version 1, if it can be written."""
 
     def directories(self, relative: str) -> dict[str, str]:
         """The directory of one control group, given relative to the mounts, by controller."""
@@ -110,7 +115,8 @@ def detect(mountinfo_path: str = "/proc/self/mountinfo") -> CgroupLayout:
             v1[controller] = found
     v2 = _best([m.mount for m in mounts if m.filesystem == "cgroup2"])
     if len(v1) == len(V1_CONTROLLERS):
-        return CgroupLayout(1, v2 is not None, v1)
+        freezer = _best([m.mount for m in mounts if m.filesystem == "cgroup" and "freezer" in m.super_options])
+        return CgroupLayout(1, v2 is not None, v1, None if freezer is None or freezer.read_only else freezer)
     if v1:
         missing = ", ".join(name for name in V1_CONTROLLERS if name not in v1)
         raise CgroupUnavailableError(
@@ -119,7 +125,42 @@ def detect(mountinfo_path: str = "/proc/self/mountinfo") -> CgroupLayout:
         )
     if v2 is None:
         raise CgroupUnavailableError(f"no control group file system is mounted (looked in {mountinfo_path})")
-    return CgroupLayout(2, hybrid=False, mounts=dict.fromkeys(V2_CONTROLLERS, v2))
+    return CgroupLayout(2, hybrid=False, mounts=dict.fromkeys(V2_CONTROLLERS, v2), freezer=v2)
+
+
+def with_unified(layout: CgroupLayout, mount_at: Path = UNIFIED_MOUNT) -> CgroupLayout:
+    """The layout with the hierarchy of version 2 in addition, as `UNIFIED`: programs for sockets go by its groups.
+
+    Where only version 1 is mounted, it is mounted at `mount_at`, for good.
+
+    Raises:
+        CgroupUnavailableError: it cannot be mounted, or written.
+    """
+    if layout.version == 2:
+        return replace(layout, mounts={**layout.mounts, UNIFIED: layout.mounts["cpu"]})
+    mount = _unified_mount()
+    if mount is None:
+        try:
+            mount_at.mkdir(parents=True, exist_ok=True)
+            _mount_unified(mount_at)
+        except OSError as error:
+            raise CgroupUnavailableError(f"version 2 cannot be mounted at {mount_at}: {error.strerror}") from error
+        mount = ControllerMount(str(mount_at), "/", read_only=False)
+    if mount.read_only:
+        raise CgroupUnavailableError(f"version 2 is mounted read-only at {mount.directory}")
+    return replace(layout, mounts={**layout.mounts, UNIFIED: mount})
+
+
+def _unified_mount(mountinfo_path: str = "/proc/self/mountinfo") -> ControllerMount | None:
+    mounts = _cgroup_mounts(Path(mountinfo_path).read_text(encoding="utf-8", errors="surrogateescape"))
+    return _best([each.mount for each in mounts if each.filesystem == "cgroup2"])
+
+
+def _mount_unified(directory: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"cgroup2", os.fsencode(directory), b"cgroup2", _NO_SUID_DEV_EXEC, None):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _below_mount(path: str, mount: ControllerMount) -> str | None:
@@ -195,57 +236,62 @@ def parse_managed(directory: str, root: str = MANAGED_ROOT) -> ManagedName | Non
     return ManagedName(app, name, container_id)
 
 
-def write_file(path: str, value: str) -> None:
-    """Write one control file. Raises OSError as the kernel answers."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, value.encode())
-    finally:
-        os.close(descriptor)
+class ManagedCgroup(CgroupProcesses):
+    """A control group made by Turnbuckle itself: `turnbuckle exec`, workers of training jobs, the demo.
 
+    With a `freezer`, if the host has one, it can be stopped as a whole.
+    """
 
-def _process_lines(path: str) -> list[str]:
-    """Lines of cgroup.procs; none if the group has vanished."""
-    try:
-        return Path(f"{path}/cgroup.procs").read_text(encoding="ascii").split()
-    except OSError as error:
-        if error.errno not in _GONE:
-            raise
-        return []
-
-
-class ManagedCgroup:
-    """A control group made by Turnbuckle itself: `turnbuckle exec`, the demo."""
-
-    def __init__(self, layout: CgroupLayout, directory: str) -> None:
+    def __init__(self, layout: CgroupLayout, directory: str, *, freezer: bool = False) -> None:
+        kills = "memory.events" if layout.version == 2 else "memory.oom_control"
+        mounts = {mount.directory: mount for mount in layout.distinct_mounts()}
+        file = ""
+        if freezer and layout.freezer is not None:
+            mounts[layout.freezer.directory] = layout.freezer
+            name = "cgroup.freeze" if layout.version == 2 else "freezer.state"
+            file = f"{layout.freezer.directory}/{directory}/{name}"
+        super().__init__(
+            [f"{mount}/{directory}" for mount in mounts],
+            directory.count("/"),
+            f"{layout.directories(directory)['memory']}/{kills}",
+            file,
+        )
         self.directory = directory
         """Relative to each mount."""
         self._layout = layout
-        self._paths = tuple(f"{mount.directory}/{directory}" for mount in layout.distinct_mounts())
+        self._mounts = tuple(mounts.values())
 
     @classmethod
     def create(
         cls, layout: CgroupLayout, directory: str, quota_us: int | None = None, limit_bytes: int | None = None
     ) -> ManagedCgroup:
+        """A new group, see `make`.
+
+        Raises:
+            CgroupUnavailableError: as `make`.
+        """
+        group = cls(layout, directory)
+        group.make(quota_us, limit_bytes)
+        return group
+
+    def make(self, quota_us: int | None = None, limit_bytes: int | None = None) -> None:
         """Make the group in every hierarchy, with its first limits if given (quota per `PERIOD_US`).
 
         Raises:
             CgroupUnavailableError: the kernel does not let us; nothing is left behind.
         """
-        group = cls(layout, directory)
         try:
-            for mount in layout.distinct_mounts():
-                group._make_directories(mount)
-            group._write_first_limits(quota_us, limit_bytes)
+            for mount in self._mounts:
+                self._make_directories(mount)
+            self._write_first_limits(quota_us, limit_bytes)
         except OSError as error:
-            group.remove()
+            self.remove()
             reason = error.strerror or str(error)
             if error.errno in (errno.EEXIST, errno.ENOTDIR):
                 reason = "a control file has that name: choose another one"
             raise CgroupUnavailableError(
-                f"cannot make control group {directory}: {error.filename}: {reason}"
+                f"cannot make control group {self.directory}: {error.filename}: {reason}"
             ) from error
-        return group
 
     def _make_directories(self, mount: ControllerMount) -> None:
         """Retry while another process removes a parent that was empty for a moment."""
@@ -294,83 +340,6 @@ class ManagedCgroup:
             write_file(f"{path}/cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
         else:
             write_file(f"{path}/cpu.max", f"{'max' if quota_us is None else quota_us} {period_us}")
-
-    def add_process(self, pid: int) -> bool:
-        """Move a process in, in every hierarchy; 0 is the caller itself. False: it, or the group, has vanished."""
-        try:
-            for path in self._paths:
-                write_file(f"{path}/cgroup.procs", str(pid))
-        except OSError as error:
-            if error.errno in (errno.ESRCH, *_GONE):
-                return False
-            raise
-        return True
-
-    def process_ids(self) -> list[int]:
-        """Processes in any of the hierarchies; empty if the group has vanished."""
-        found = {int(pid) for path in self._paths for pid in _process_lines(path)}
-        return sorted(found - {0})  # 0: a process of another PID namespace, which we cannot name
-
-    def is_populated(self) -> bool:
-        """Whether there is any process, also one without a visible id. One read where there is one."""
-        return any(_process_lines(path) for path in self._paths)
-
-    def kill(self) -> None:
-        """Send SIGKILL to every process. They vanish a moment later: `process_ids()` shows when.
-
-        Version 1 has no cgroup.kill, so a forking group is swept several times.
-        """
-        kill_file = f"{self._paths[0]}/cgroup.kill"
-        if self._layout.version == 2 and Path(kill_file).exists():
-            try:
-                write_file(kill_file, "1")
-            except OSError as error:
-                if error.errno not in _GONE:
-                    raise
-            return
-        killed: set[int] = set()
-        for _ in range(_KILL_PASSES):
-            fresh = set(self.process_ids()) - killed
-            if not fresh:
-                return
-            killed |= fresh
-            for pid in fresh:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-
-    def remove(self) -> bool:
-        """Remove the group, and its parents as far as they are empty. False: it still has processes."""
-        gone = True
-        for path in self._paths:
-            gone &= self._remove_directory(path)
-            for depth in range(self.directory.count("/")):
-                if not gone or not self._remove_directory(path.rsplit("/", depth + 1)[0]):
-                    break
-        return gone
-
-    def end(self, within_s: float = END_WITHIN_S) -> bool:
-        """Kill what is left in the group and remove it; False: something would not die within that time."""
-        deadline = time.monotonic() + within_s
-        pause_s = 0.001
-        while True:
-            self.kill()
-            if self.remove():
-                return True
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(pause_s)
-            pause_s = min(0.1, 2 * pause_s)
-
-    @staticmethod
-    def _remove_directory(path: str) -> bool:
-        try:
-            Path(path).rmdir()
-        except OSError as error:
-            # ENOTDIR: the name was refused by create() because a control file has it
-            return error.errno in (*_GONE, errno.ENOTDIR)
-        return True
 
 
 def can_manage(layout: CgroupLayout) -> str | None:

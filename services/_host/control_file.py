@@ -114,6 +114,11 @@ class ControlFile:
         return WriteOutcome.REFUSED
 
     @property
+    def configured(self) -> bytes:
+        """The value without an agent's changes: the original, or where none changed it, what was read last."""
+        return self.original if self.changed else self.value
+
+    @property
     def needs_restoring(self) -> bool:
         """Whether the agent changed it and it does not hold its original value."""
         return self.changed and self.value != self.original

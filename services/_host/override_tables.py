@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 from typing import Final, NamedTuple, Self
 
-from services._host.netlink import route_codec, rule_codec
+from services._host.netlink import route_codec
 from services._host.netlink.constants import AF_INET, AF_INET6
 from services._host.netlink.messages import Message, Request
-from services._host.netlink.rule_codec import Rule
+from services._host.netlink.route_codec import Rule
 from services._host.netlink.socket import NetlinkSocket
 
 PROTOCOL: Final = 200
@@ -56,7 +56,7 @@ class OverrideSocket:
         Only rules and routes of `PROTOCOL` in the fast path's tables are deleted.
         """
         for rule in self._rules():
-            self._netlink.write_one(rule_codec.delete_rule(rule))
+            self._netlink.write_one(route_codec.delete_rule(rule))
         return sum(self._clear_table(table) for table in self.tables.numbers)
 
     def active_destinations(self) -> list[str]:
@@ -70,8 +70,8 @@ class OverrideSocket:
         return len(requests)
 
     def _rules(self) -> list[Rule]:
-        messages = [message for family in FAMILIES for message in self._dump(rule_codec.dump_rules(family))]
-        rules = [rule_codec.decode_rule(message.payload) for message in messages]
+        messages = [message for family in FAMILIES for message in self._dump(route_codec.dump_rules(family))]
+        rules = [route_codec.decode_rule(message.payload) for message in messages]
         return [rule for rule in rules if rule.protocol == PROTOCOL and rule.table in self.tables.numbers]
 
     def _destinations(self, table: int) -> list[str]:

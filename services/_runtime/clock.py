@@ -6,6 +6,22 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
+from zlib import crc32
+
+
+def until_multiple_s(period_s: float, now_s: float, service: str) -> float:
+    """Seconds until a monotonic clock is at the next whole multiple of a period: above 0, at most the period.
+
+    Periodic work of one process that needs no exact time waits so: all of it is done in common wake-ups. Multiples are
+    counted from another instant for each service, or all of a host's would wake at the same one: the kernel's own
+    `round_jiffies()` has three ticks between two processors for that.
+
+    Args:
+        period_s: of whole seconds.
+        now_s: of the monotonic clock, which a host's processes share.
+        service: by its name.
+    """
+    return period_s - (now_s + crc32(service.encode()) / 2**32) % period_s
 
 
 class Clock(Protocol):

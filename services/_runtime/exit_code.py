@@ -11,8 +11,9 @@ JSON_OPTION: Final = "--json"
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the command; sysexits.h where it has a name for the case."""
+    """Exit codes of commands, services and tools; sysexits.h where it has a name for the case."""
 
+    OK = 0
     FAILED = 1
     USAGE = 2
     BAD_DATA = 65
@@ -23,6 +24,8 @@ class ExitCode(IntEnum):
     """EX_UNAVAILABLE: NATS, the allocator or the Docker Engine does not answer."""
     INTERNAL = 70
     """EX_SOFTWARE: a service died."""
+    RESUMABLE = 75
+    """EX_TEMPFAIL: another process of a training job failed; started again, the job goes on at its last checkpoint."""
     NO_PERMISSION = 77
     """EX_NOPERM: NATS refuses the key, or the key's user may not do this."""
     BAD_CONFIG = 78

@@ -1,9 +1,10 @@
-"""Standard output whose reader (``head``, ``less``) may close the pipe early."""
+"""Output whose reader (``head``, ``less``, a terminal) may go away early."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
 
 
 def print_text(text: str) -> None:
@@ -17,6 +18,11 @@ def print_text(text: str) -> None:
 
 def discard_stdout() -> None:
     """After a broken pipe: redirect stdout to /dev/null, or the interpreter reports the error again at exit."""
+    discard(sys.stdout)
+
+
+def discard(stream: TextIO) -> None:
+    """Redirect the descriptor of a stream whose reader is gone to /dev/null, for as long as this process lives."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, stream.fileno())
     os.close(null)

@@ -1,16 +1,19 @@
-"""Task cancellation that is repeated until the tasks have ended: a single cancel can be lost.
+"""Task cancellation that is repeated until the tasks have ended, and calls in threads that none cuts short.
 
-`asyncio.wait_for` of Python 3.11 swallows a cancel that arrives just when the awaited future ends (cpython#86296).
+A single cancel can be lost: `asyncio.wait_for` of Python 3.11 swallows one that arrives just when the awaited future
+ends (cpython#86296).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 _AGAIN_S: Final = 0.1
+Answer = TypeVar("Answer")
 
 
 async def cancel_all(
@@ -35,3 +38,21 @@ async def cancel_all(
         if clock() >= deadline_s:
             break
     return running
+
+
+async def uninterrupted(work: Callable[..., Answer], *arguments: object) -> Answer:
+    """Run it in a thread; returns its result, and raises its error. It blocks.
+
+    However often the calling task is cancelled, that waits for its end, so that what it has made is known; then
+    CancelledError is raised in place of its result.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({running})
+        if not running.cancelled():
+            running.exception()  # retrieved: asyncio would log it as never retrieved
+        raise

@@ -7,14 +7,18 @@ first question that requests it (`Question.shipped_data`); both lineages receive
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
 from schemas.streams import MODELS
+from services._runtime.record_files import JobFile, JobFileError, read_job_file
 from services._runtime.service.app import Runtime
+from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.tracing import Carrier
-from services.advisor.datasets import read_datasets
 from services.advisor.model_store import ModelStore
 from services.advisor.ports import Trainer
 from services.advisor.records import Records
@@ -99,3 +103,34 @@ class ModelLineages:
                 self._runtime.spawn(created.retrain_loop.run(), name="retrain-loop-shipped")
                 self._shipped = created
             return self._shipped
+
+
+DATA: Final = Path(__file__).parent / "data"
+
+
+def read_datasets(names: Sequence[str]) -> JobFile:
+    """All records and local runs of the files named.
+
+    Raises:
+        UnusableSettingsError: one cannot be read, or there is no shipped data set.
+    """
+    records: list[JobRecord] = []
+    profiles: list[RunProfile] = []
+    for path in (one for name in names for one in _paths(name)):
+        try:
+            found = read_job_file(path)
+        except JobFileError as error:
+            raise UnusableSettingsError(f"TURNBUCKLE_ADVISOR__DATASETS: {error}") from error
+        records += found.records
+        profiles += found.profiles
+    return JobFile(tuple(records), tuple(profiles))
+
+
+def _paths(name: str) -> list[Path]:
+    if name != SHIPPED:
+        return [Path(name).expanduser()]
+    if not (found := sorted(DATA.glob("*.parquet"))):
+        raise UnusableSettingsError(
+            "TURNBUCKLE_ADVISOR__DATASETS=shipped: this installation ships no dataset: name a file of your own"
+        )
+    return found

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Final
 
 from services._runtime.atomic_file import write_atomically
-from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_snapshot, to_plain
+from services._runtime.telemetry.logging import Logger
+from services.advisor.core.catalogue import BadCatalogueError, Listing, Snapshot, listing, parse_snapshot, to_plain
+from services.advisor.core.questions import BadQuestionError
+from services.advisor.records import Records
 
 SHIPPED: Final = Path(__file__).parent / "data" / "prices"
 _MAX_BYTES: Final = 64 << 20
@@ -90,3 +94,49 @@ def parse_day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError as error:
         raise BadCatalogueError(f"{text!r} is no day: write such as 2026-11-21") from error
+
+
+class Catalogue:
+    """All snapshots, and the listing of a day."""
+
+    def __init__(self, directory: str, preferred: Sequence[str], log: Logger) -> None:
+        self._places = directories(directory)
+        self._preferred = tuple(preferred)
+        self._log = log
+        self._seen: frozenset[tuple[Path, int]] = frozenset()
+        self._cache: tuple[object, Listing] | None = None
+        self.snapshots: tuple[Snapshot, ...] = ()
+
+    def read(self) -> None:
+        """Read the files again if any was added, removed or changed. Unusable files are logged and skipped."""
+        seen = frozenset(_written(self._places))
+        if seen == self._seen:
+            return
+        found, problems = read_snapshots(self._places)
+        for problem in problems:
+            self._log.error("price_file_unusable", error=problem)
+        self.snapshots = tuple(found)
+        self._seen = seen  # last: this runs in a thread, and `listing` caches by this key
+        self._log.info("prices_read", snapshots=len(found))
+
+    def listing(self, as_of: date | None, records: Records) -> Listing:
+        """The prices of a day, or the newest; machines found only in records have the newest record's price.
+
+        Raises:
+            BadQuestionError: there are no prices of that day or before.
+        """
+        key = (as_of, self._seen, id(records), len(records.priced))
+        if self._cache is None or self._cache[0] != key:
+            found = listing(self.snapshots, self._preferred, as_of, records.priced)
+            if as_of is not None and not found.machines:
+                oldest = min((one.as_of for one in self.snapshots), default=None)
+                raise BadQuestionError(f"no prices are known of {as_of} or before (the oldest are of {oldest})")
+            self._cache = (key, found)
+        return self._cache[1]
+
+
+def _written(places: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """Files, and when each was written, ns."""
+    for path in (one for place in places for one in place.glob("*.json")):
+        with suppress(OSError):  # deleted meanwhile
+            yield path, path.stat().st_mtime_ns

@@ -11,16 +11,14 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from services._runtime.command.tool_events import emit, emit_error, say
 from services._runtime.command.tool_parser import ToolParser
+from services._runtime.exit_code import ExitCode
 from services._runtime.stdout import discard_stdout
 from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_skypilot, parse_snapshot
 from services.advisor.price_files import directories, parse_day, read_snapshots, read_text, write_snapshot
-
-BAD_DATA: Final = 65
-NO_INPUT: Final = 66
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -102,7 +100,9 @@ def main(argv: Sequence[str]) -> int:
         {"list": _list, "refresh": _refresh}[options.command](options)
     except BadCatalogueError as error:
         say(str(error))
-        return emit_error(str(error), NO_INPUT if isinstance(error.__cause__, FileNotFoundError) else BAD_DATA)
+        return emit_error(
+            str(error), ExitCode.NO_INPUT if isinstance(error.__cause__, FileNotFoundError) else ExitCode.BAD_DATA
+        )
     except BrokenPipeError:
         discard_stdout()
     return 0

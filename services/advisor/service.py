@@ -30,14 +30,14 @@ from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.tracing import span, trace_headers
-from services.advisor.catalogue_files import Catalogue
 from services.advisor.core.answers import ModelContext, best_first, explain, predict, rank
 from services.advisor.core.questions import BadQuestionError
 from services.advisor.model_lineages import ModelLineages
+from services.advisor.price_files import Catalogue
 from services.advisor.records import Records
 from services.advisor.retrain_loop import RetrainLoop
 from services.advisor.settings import AdvisorSettings
-from services.advisor.training_process import TrainingProcess
+from services.advisor.training import TrainingProcess
 
 MAX_PUBLISHED = 20
 """Predictions in an `evt.prediction`."""
@@ -200,7 +200,7 @@ class Advisor:
         if subject is None:
             return
         now_ns = self._clock.time_ns()
-        fact = Prediction(
+        prediction = Prediction(
             job=request.job,
             task=request.task,
             model=reply.model,
@@ -210,7 +210,7 @@ class Advisor:
             time_ns=now_ns,
             considered=reply.considered if isinstance(reply, RankReply) else len(reply.predictions),
         )
-        self._bus.publish_event(subject, fact, message_id=f"prediction-{request.job}-{now_ns}")
+        self._bus.publish_event(subject, prediction, message_id=f"prediction-{request.job}-{now_ns}")
 
     async def train(self, delivery: Delivery) -> Message:
         """Request a training; replies at once."""

@@ -23,7 +23,7 @@ from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore, NoWatchdog, SimulatedApp, SimulatedHost
 from services.agent.discovery.managed import ManagedDiscovery
 from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
-from services.agent.limits.cpu_budget import CpuBudget
+from services.agent.limits.accepted_updates import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
 from services.agent.memory.reserve_store import FileReserveStore
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
@@ -31,6 +31,7 @@ from services.agent.ports import Discovery, FoundContainer, Host, ReserveStore, 
 from services.agent.settings import AgentSettings
 
 if TYPE_CHECKING:
+    from services.agent.discovery.docker import DockerDiscovery
     from services.agent.discovery.pods import PodDiscovery
 
 LISTING_TIMEOUT_S: Final = 30.0
@@ -125,9 +126,7 @@ def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
     discoveries: dict[str, Discovery] = {"exec": ManagedDiscovery(layout, settings.managed_root)}
     timeouts_s = {ContainerSource.EXEC: LISTING_TIMEOUT_S}
     if settings.docker == "auto":
-        from services.agent.discovery.docker import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
-
-        discoveries["docker"] = DockerDiscovery(settings.docker_url)
+        discoveries["docker"] = _docker(settings)
         timeouts_s[ContainerSource.DOCKER] = settings.docker_timeout_s
     select_pods = None
     if settings.pods == "on":
@@ -147,6 +146,16 @@ def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
     watchdog = WatchdogProcess(state, options)
     reserves = FileReserveStore(state.reserves)
     return Backend(host, discoveries, reserves, watchdog, holder.token, closers, timeouts_s, select_pods)
+
+
+def _docker(settings: AgentSettings) -> DockerDiscovery:
+    try:
+        from services.agent.discovery.docker import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
+    except ModuleNotFoundError as error:
+        raise UnusableSettingsError(
+            f"{package_missing(error.name or 'docker', 'agent')}; or set TURNBUCKLE_AGENT__DOCKER=off"
+        ) from error
+    return DockerDiscovery(settings.docker_url)
 
 
 def _pods(settings: AgentSettings, layout: CgroupLayout) -> PodDiscovery:

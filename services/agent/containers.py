@@ -12,10 +12,12 @@ import numpy as np
 
 from schemas.containers import ContainerSource
 from schemas.limits import RowStatus
-from services._host.cgroup_snapshot import COUNTER_COLUMNS, BoolArray, IntArray, Limits, WriteOutcome
+from services._host.cgroup_snapshot import COUNTER_COLUMNS, UNLIMITED, BoolArray, IntArray, Limits, WriteOutcome
 from services.agent.ports import ContainerHandle, FoundContainer, Host
 
 _PAGE_BYTES: Final = 4096
+_MOST: Final = Limits(1 << 40, 1 << 60)
+"""What a batch can carry."""
 ROUNDING_BYTES: Final = 1 << 16
 """The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
 
@@ -58,17 +60,17 @@ class SampleState:
         self.boundary_ns: IntArray = np.zeros(0, dtype=np.int64)
         """A boundary of its CFS periods, as read from the kernel; 0: not known."""
         self.reported: IntArray = np.zeros((0, 3), dtype=np.int64)
-        """Throttled periods that were reported before they ended (`services.agent.sampling.usage`)."""
+        """Throttled periods that were reported before they ended (`services.agent.sampling.sampler`)."""
         self.used_us: IntArray = np.zeros(0, dtype=np.int64)
         """Per period, by the last sample."""
         self.budget_usage_us: IntArray = np.zeros(0, dtype=np.int64)
-        """Cumulative usage that the next usage is compared with (`services.agent.sampling.usage`)."""
+        """Cumulative usage that the next usage is compared with (`services.agent.sampling.sampler`)."""
         self.budget_quota_us: IntArray = np.zeros(0, dtype=np.int64)
         """The quota at that time; negative: none."""
         self.throttled_ns: IntArray = np.zeros(0, dtype=np.int64)
         """Sample in which, or after which, it was throttled last; monotonic."""
         self.may_burst: BoolArray = np.zeros(0, dtype=np.bool_)
-        """Its usage is read between two samples (`services.agent.sampling.usage`)."""
+        """Its usage is read between two samples (`services.agent.sampling.sampler`)."""
 
     def reset(self, key: str) -> None:
         """A container was found: whatever is remembered under its key belongs to another one."""
@@ -127,6 +129,8 @@ class ManagedContainer:
 
     found: FoundContainer
     handle: ContainerHandle
+    configured: Limits
+    """That it has without an agent."""
     oom_kills: int = 0
     first_oom_kills: int = 0
 
@@ -263,9 +267,23 @@ class ContainerSet:
         first_kills = np.array([member.first_oom_kills for member in managed], dtype=np.int64)
         return BatchOrder(keys, managed, [member.handle for member in managed], limits, first_kills, apps)
 
+    @cached_property
+    def configured(self) -> dict[str, Limits]:
+        """By application, the sums of what its containers came with; `UNLIMITED`: one of them came without a limit."""
+        order = self.order
+        return {app: _sum_of([member.configured for member in order.managed[part]]) for app, part in order.apps}
+
+    def refresh_configured(self, key: str) -> None:
+        """After its limits were read: others may have changed what no agent did."""
+        member = self.managed[key]
+        before, member.configured = member.configured, member.handle.configured
+        if member.configured != before:
+            self.__dict__.pop("configured", None)
+
     def _forget_order(self) -> None:
         """A container was added or removed: the order is made anew when it is next asked for."""
         self.__dict__.pop("order", None)
+        self.__dict__.pop("configured", None)
 
     def key_of(self, container_id: str) -> str | None:
         """Key of a managed container."""
@@ -296,7 +314,7 @@ class ContainerSet:
             handle.close()
             return None
         kills = handle.read_oom_kills()
-        member = ManagedContainer(container, handle, oom_kills=kills, first_oom_kills=kills)
+        member = ManagedContainer(container, handle, handle.configured, oom_kills=kills, first_oom_kills=kills)
         self.managed[container.key] = member
         self._key_by_id[container.container_id] = container.key
         self.limits[container.key] = ContainerLimits(container.app, limits.quota_us, limits.memory_bytes)
@@ -358,6 +376,15 @@ class ContainerSet:
         self.writes.refused_writes += 1
         self.refresh(key)
         return RowStatus.FAILED
+
+
+def _sum_of(limits: list[Limits]) -> Limits:
+    return Limits(
+        *(
+            UNLIMITED if UNLIMITED in values else min(sum(values), most)
+            for values, most in zip(zip(*limits, strict=True), _MOST, strict=True)
+        )
+    )
 
 
 def same_memory(held_bytes: int, known_bytes: int) -> bool:

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
-from services._host.kernel_programs import LOADER, hierarchies_of, kernel_directory, loader_command
+from services._host.kernel_programs import (
+    LOADER,
+    check_programs,
+    hierarchies_of,
+    kernel_directory,
+    loader_arguments,
+)
 from services._host.pod_cgroups import PodGroups, find_tops
 from services._runtime.command.finding import Finding, Level
 from services.agent.cgroup.v2 import external_high
@@ -30,7 +36,6 @@ KERNEL_DIRECTORY_VARIABLE: Final = AgentSettings.variable("kernel_directory")
 _FILES_ONLY: Final = "control groups are read file by file"
 _TABLE: Final = "cgroups"
 """The program without which the agent reads files; the others add to it."""
-_LOADER_TIMEOUT_S: Final = 10.0
 _NAMED: Final = 3
 """How many are named before the rest is only counted."""
 
@@ -245,21 +250,17 @@ def check_kernel_programs(find_layout: Callable[[], CgroupLayout] = detect) -> F
         return Finding("telemetry", Level.NOTE, "no control groups: a simulated host has its own")
     if not os.access(directory / LOADER, os.X_OK):
         return Finding("telemetry", Level.NOTE, f"{_FILES_ONLY}: {directory / LOADER} is not there", "make kernel")
-    command = loader_command(directory, hierarchies, "--check", "--json")
+    command = [str(directory / LOADER), *loader_arguments(directory, hierarchies, "--check", "--json")]
     try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=_LOADER_TIMEOUT_S, check=False)  # noqa: S603 - our own program
-        programs: dict[str, dict[str, Any]] = {each["name"]: each for each in json.loads(output.stdout)}
+        programs = check_programs(command)
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
         return Finding(
             "telemetry", Level.NOTE, f"{_FILES_ONLY}: {directory / LOADER} does not run: {error}", "make kernel"
         )
-    table = programs.get(_TABLE, {})
-    if not table.get("ok"):
+    if why_no_table := programs.get(_TABLE, "the loader does not know the table"):
         mend = "sudo turnbuckle doctor" if os.geteuid() else ""
-        return Finding(
-            "telemetry", Level.NOTE, f"{_FILES_ONLY}: {table.get('reason', 'the loader does not know the table')}", mend
-        )
-    failed = [f"{name}: {each.get('reason')}" for name, each in programs.items() if not each.get("ok")]
+        return Finding("telemetry", Level.NOTE, f"{_FILES_ONLY}: {why_no_table}", mend)
+    failed = [f"{name}: {why}" for name, why in programs.items() if why]
     found = "all control groups in one read of the kernel's own table"
     return Finding("telemetry", Level.NOTE if failed else Level.OK, "; ".join([found, *failed]))
 

@@ -72,7 +72,7 @@ class ContainerLifecycle:
         self._memory.count_kills(key, member.handle.read_oom_kills())
         self._memory.forget(member, now_ns)
         self._containers.forget(container_id)
-        self._limits.forget(key)
+        self._limits.forget(key, member.found.app)
         self._budget.forget(key)
         if not self._containers.of_app(member.found.app):
             self._budget.reserves.void(member.found.app)

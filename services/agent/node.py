@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from schemas.containers import ContainerSource
 from services.agent.containers import ContainerSet, Incarnation, Inventory
 from services.agent.lifecycle import ContainerLifecycle
-from services.agent.limits.cpu_budget import CpuBudget, NodeCpuBudget
+from services.agent.limits.accepted_updates import CpuBudget, NodeCpuBudget
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.controller import MemoryController

@@ -38,6 +38,10 @@ class ContainerHandle(Protocol):
     def read_quota(self) -> int | None:
         """Only the quota, per `PERIOD_US`, re-read; `UNLIMITED` if none. None: vanished."""
 
+    @property
+    def configured(self) -> Limits:
+        """Limits without an agent's changes: as found, or, in what no agent changed, as the kernel was read last."""
+
     def read_oom_kills(self) -> int:
         """Kills by the kernel since the cgroup was made; 0 if vanished."""
 

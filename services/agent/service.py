@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -11,7 +10,7 @@ from typing import ClassVar
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerSource, NodeInfo
-from schemas.limits import LimitReply, LimitUpdate
+from schemas.limits import LimitUpdate
 from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.streams import NODES
@@ -26,8 +25,8 @@ from services.agent.containers import Incarnation
 from services.agent.discovery.container_events import ContainerEvents, Detail
 from services.agent.discovery.selectors import follow_selectors
 from services.agent.lifecycle import Removed
-from services.agent.limits.spec_reader import SpecReader
-from services.agent.limits.update_reports import FailedRows, record_reply, update_span
+from services.agent.limits.accepted_updates import Refusal
+from services.agent.limits.update_loop import LimitLoop
 from services.agent.memory.events import MemoryLoop
 from services.agent.node import Node, NodeOptions, assemble
 from services.agent.ports import (
@@ -38,12 +37,9 @@ from services.agent.ports import (
     SourceAnswered,
     UnmanageableError,
 )
-from services.agent.registration import node_info
 from services.agent.sampling.ticker import ThrottlePoller, Ticker, publish_early
 from services.agent.settings import AgentSettings
 
-DECREASE_SPACING_S = 0.0005
-"""Between polls of pending decreases: those that are due close together are written together."""
 EMPTY_BATCHES = 10
 """How often an application's last container is reported as gone: batches may be lost."""
 FIRST_CLEANUP_S = 5.0
@@ -67,18 +63,15 @@ class Agent:
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._memory: MemoryLoop | None = None
-        self._specs: SpecReader | None = None
+        self._limits: LimitLoop | None = None
         node, bus = self._settings.node, self._bus
         served = {LIMIT_UPDATES.subject(bus.root, node=node): self._apply}
         self._name = NameHolder(bus, NODES, self.name, node, self._clock, self._log, served)
         self._empty_apps: dict[str, int] = {}
         self._incarnation = Incarnation(self._settings.node, self._clock.time_ns())
         self._events = ContainerEvents(runtime, self._incarnation)
-        self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
-        self._limit_update_s = runtime.telemetry.histogram("turnbuckle_agent_limit_update_seconds")
         self._sampling = False
         self._sources_pending: tuple[ContainerSource, ...] = ()
-        self._decrease_timer: asyncio.TimerHandle | None = None
         self._ticker = Ticker(self._clock)
         self._throttle_poller: ThrottlePoller | None = None
         self._source = ""
@@ -102,8 +95,8 @@ class Agent:
             warns_of_overcommit=settings.cpu_overcommit == "warn",
         )
         node = assemble(self._incarnation, host, backend.reserves, options)
-        self._specs = SpecReader(self._runtime, node.containers, node.limits)
-        self._name.on_serving = self._specs.read_all
+        self._limits = LimitLoop(self._runtime, node.limits, self._flush, partial(self._report_cpu_refusal, node))
+        self._name.on_serving = self._limits.specs.read_all
         await self._name.try_hold(self._info(node, backend))
         self.node = node
         self._choose_scheduling()
@@ -123,7 +116,7 @@ class Agent:
         )
         self._runtime.spawn(self._heartbeat(node, backend), name="heartbeat")
         self._runtime.spawn(self._restore_orphans(node, backend), name="clear up")
-        self._runtime.spawn(self._specs.run(), name="announced limits")
+        self._runtime.spawn(self._limits.specs.run(), name="announced limits")
         self._log_source(backend)
         self._log.info(
             "agent_started",
@@ -137,8 +130,8 @@ class Agent:
         """Restore the original limits, publish that, and close."""
         await self._name.stop_serving()
         await self._runtime.cancel_tasks()
-        if self._decrease_timer is not None:
-            self._decrease_timer.cancel()
+        if self._limits is not None:
+            self._limits.stop()
         if self._throttle_poller is not None:
             self._throttle_poller.stop()
         if self.node is not None and self._memory is not None:
@@ -184,6 +177,7 @@ class Agent:
             self._empty_apps[app] -= 1
             if not self._empty_apps[app]:
                 del self._empty_apps[app]
+        self._bus.write_now()
         node.sampler.read_back(self._clock.monotonic_ns())
         self._flush()
         self._log_inventory(node)
@@ -203,52 +197,14 @@ class Agent:
     # -- limits ------------------------------------------------------------------------------------------------
 
     async def _apply(self, delivery: Delivery) -> Message:
-        node, update = self.node, delivery.message
-        if node is None or not isinstance(update, LimitUpdate):
+        if self.node is None or self._limits is None or not isinstance(delivery.message, LimitUpdate):
             return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
-        received_s = self._clock.monotonic()
-        if self._specs is not None:
-            await self._specs.refresh(update)
-        with update_span(self._settings.node, update) as current:
-            reply = await self._apply_rows(node, update)
-            record_reply(current, reply, update.apps)
-        self._limit_update_s.observe(self._clock.monotonic() - received_s)
-        self._failed_rows.warn(node.limits.take_failures())
-        return reply
+        return await self._limits.apply(delivery.message)
 
-    async def _apply_rows(self, node: Node, update: LimitUpdate) -> LimitReply:
-        settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
-        node.limits.apply(update, self._clock.monotonic_ns(), settled.set_result)
-        if self._specs is not None:
-            self._specs.count_rejections()
-        self._flush()
-        self._report_cpu_refusals(node)
-        if not settled.done():
-            self._schedule_decreases(node)
-        return await settled
-
-    def _report_cpu_refusals(self, node: Node) -> None:
-        for refusal in node.limits.cpu_budget.take_refusals():
-            limits = node.containers.limits[refusal.container]
-            detail = Detail(limits.quota_us, limits.limit_bytes, reason=refusal.reason)
-            self._events.publish(node.containers.managed[refusal.container].found, ContainerChange.CPU_REFUSED, detail)
-
-    def _schedule_decreases(self, node: Node) -> None:
-        """Wake when the next pending decrease is due; a timer costs half of what two tasks do."""
-        if self._decrease_timer is not None:
-            self._decrease_timer.cancel()
-        wake_ns = node.limits.decreases.next_wake_ns()
-        if wake_ns is None:
-            self._decrease_timer = None
-            return
-        delay_s = max(wake_ns / 1e9 - self._clock.monotonic(), DECREASE_SPACING_S)
-        self._decrease_timer = asyncio.get_running_loop().call_later(delay_s, self._write_decreases, node)
-
-    def _write_decreases(self, node: Node) -> None:
-        try:
-            node.limits.poll_decreases(self._clock.monotonic_ns())
-        finally:
-            self._schedule_decreases(node)
+    def _report_cpu_refusal(self, node: Node, refusal: Refusal) -> None:
+        limits = node.containers.limits[refusal.container]
+        detail = Detail(limits.quota_us, limits.limit_bytes, reason=refusal.reason)
+        self._events.publish(node.containers.managed[refusal.container].found, ContainerChange.CPU_REFUSED, detail)
 
     # -- containers --------------------------------------------------------------------------------------------
 
@@ -278,8 +234,8 @@ class Agent:
         if key is None or self.node is None:
             return
         self._empty_apps.pop(found.app, None)
-        if self._specs is not None:
-            self._specs.read_soon(found.app)
+        if self._limits is not None:
+            self._limits.specs.read_soon(found.app)
         self._flush()
         limits = self.node.containers.limits[key]
         self._events.publish(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
@@ -334,7 +290,33 @@ class Agent:
             self._log.info("telemetry_source", source=source, reason=backend.host.telemetry_note or None)
 
     def _info(self, node: Node, backend: Backend) -> NodeInfo:
-        return node_info(node.limits, node.budget, backend, self._clock.time_ns(), self.version)
+        """What the entry in the bucket `nodes` says of the node as it is now."""
+        containers, budget, cpu_budget = node.containers, node.budget, node.limits.cpu_budget
+        host, docker = backend.host, backend.discoveries.get("docker")
+        pressure = host.read_pressure()
+        return NodeInfo(
+            node=containers.node,
+            incarnation=containers.incarnation.number,
+            time_ns=self._clock.time_ns(),
+            host_cpus=host.cpu_count,
+            memory_bytes=budget.capacity_bytes or host.memory_bytes,
+            cgroup_version=host.cgroup_version,
+            telemetry_source=host.telemetry_source,
+            docker=docker is not None and docker.available,
+            container_count=len(containers.managed),
+            version=self.version,
+            sources_pending=containers.inventory.pending,
+            memory_guard=host.memory_guard,
+            holder=backend.holder,
+            allocatable_memory_bytes=budget.allocatable_bytes,
+            committed_memory_bytes=budget.committed_bytes(),
+            committed_cpu_us=cpu_budget.committed_us(),
+            allocatable_cpu_us=cpu_budget.allocatable_us,
+            warns_cpu_overcommit=cpu_budget.warns,
+            available_memory_bytes=host.read_available(),
+            memory_pressure_percent=pressure.memory_percent,
+            cpu_pressure_percent=pressure.cpu_percent,
+        )
 
     def _register_metrics(self, node: Node, backend: Backend) -> None:
         observe = self._runtime.telemetry.observe
@@ -349,7 +331,6 @@ class Agent:
         observe("turnbuckle_agent_node_allocatable_cores", lambda: (cpu.allocatable_us or 0) / PERIOD_US)
         observe("turnbuckle_agent_node_committed_cores", lambda: cpu.committed_us() / PERIOD_US)
         observe("turnbuckle_agent_no_op_writes_total", lambda: backend.host.no_op_writes)
-        observe("turnbuckle_agent_failed_limit_update_rows_total", lambda: self._failed_rows.count)
 
     def _choose_scheduling(self) -> None:
         priority = self._settings.realtime_priority

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
-from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS, Subject, SubjectError
-from services._runtime.bus.api import Bus, BusError, Delivery, Responder, Subscription
+from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS, SubjectError
+from services._runtime.bus.api import Bus, BusError, Delivery, PendingReply, Responder, Subscription
 from services._runtime.service.app import Runtime
 from services.allocator.cycle import AllocationCycle
 from services.allocator.leases.lease_manager import LeaseManager
@@ -133,24 +133,41 @@ class UpdateSender:
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, updates: Iterable[LimitUpdate]) -> None:
-        """Send each update in a task of its own."""
+        """Send each update now; its reply is recorded by a task of its own."""
         for update in updates:
             self.sent += 1
-            self._runtime.spawn(self._deliver(update), name=f"limit update {update.seq}")
+            self._runtime.spawn(self._record(update, self._send(update)), name=f"limit update {update.seq}")
+        self._runtime.bus.write_now()
 
     def stop(self) -> None:
         """Cancel the pending callback."""
         if self._timer is not None:
             self._timer.cancel()
 
-    async def _deliver(self, update: LimitUpdate) -> None:
+    def _send(self, update: LimitUpdate) -> PendingReply | None:
+        """None: not sent."""
+        # Else an update decided before SIGSTOP could go out after it.
+        if not self._leases.may_decide(self._runtime.clock.monotonic()):
+            return None
+        bus = self._runtime.bus
+        subject = LIMIT_UPDATES.subject(bus.root, node=update.node)
+        try:
+            sent = bus.send_request(subject, update, timeout_s=REPLY_TIMEOUT_S)
+        except BusError as error:
+            self._note_unacknowledged(update, error)
+            return None
+        self._outstanding += 1
+        return sent
+
+    def _note_unacknowledged(self, update: LimitUpdate, error: BusError) -> None:
+        self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
+
+    async def _record(self, update: LimitUpdate, sent: PendingReply | None) -> None:
         reply = None
         try:
-            # Else an update decided before SIGSTOP could go out after it.
-            if self._leases.may_decide(self._runtime.clock.monotonic()):
-                reply = await self._request(LIMIT_UPDATES.subject(self._runtime.bus.root, node=update.node), update)
+            reply = await self._reply_to(sent)
         except BusError as error:
-            self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
+            self._note_unacknowledged(update, error)
         if not isinstance(reply, LimitReply):
             self.lost += 1
             self._allocation.record_timeout(update)
@@ -164,10 +181,11 @@ class UpdateSender:
             )
         self._call_back_soon()
 
-    async def _request(self, subject: Subject, update: LimitUpdate) -> Message:
-        self._outstanding += 1
+    async def _reply_to(self, sent: PendingReply | None) -> Message | None:
+        if sent is None:
+            return None
         try:
-            return await self._runtime.bus.request(subject, update, timeout_s=REPLY_TIMEOUT_S)
+            return await sent()
         finally:
             self._outstanding -= 1
 

@@ -17,6 +17,9 @@ NAMES: Final = tuple(
         *("memory_limit_bytes", "memory_allocated_bytes", "memory_reserve_bytes", "memory_usage_bytes"),
         *("cpu_usage_seconds_total", "cpu_unused_seconds_total", "cpu_throttled_seconds_total"),
         *("cpu_periods_total", "cpu_throttled_periods_total", "oom_kills_total"),
+        *("cpu_excess_seconds_total", "savings_covered_seconds_total"),
+        *("cpu_baseline_seconds_total", "cpu_held_seconds_total"),
+        *("memory_baseline_byte_seconds_total", "memory_held_byte_seconds_total"),
     )
 )
 """In the order of `app_metrics`' values."""
@@ -58,6 +61,9 @@ def app_metrics(allocation: AllocationCycle, count: int) -> dict[str, tuple[floa
             dtype=np.float64,
         )
         seconds = (totals[name] / 1e6 for name in ("used_us", "unused_us", "throttled_us"))
-        return (*now.tolist(), *seconds, totals["periods"], totals["throttled_periods"], totals["oom_kills"])
+        counts = (totals[name] for name in ("periods", "throttled_periods", "oom_kills"))
+        covered_s, *cpu_s, baseline_gib_s, held_gib_s = allocation.savings.since_acquired(at).values()
+        memory = (baseline_gib_s * (1 << 30), held_gib_s * (1 << 30))
+        return (*now.tolist(), *seconds, *counts, totals["excess_us"] / 1e6, covered_s, *cpu_s, *memory)
 
     return {app: values(app) for app in chosen}

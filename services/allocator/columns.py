@@ -41,8 +41,6 @@ NO_BOUND = 1 << 62
 PAGE_BYTES: Final = 4096
 MARGIN_BYTES: Final = 4 << 20
 """No memory limit is closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
-LEAST_RAISE_US: Final = 1_000
-"""A raise that a full node leaves less of than this is not worth a write, which refills the container's bandwidth."""
 RECLAIM_BYTES: Final = 1 << 20
 """Smaller changes of a memory limit are not worth a write."""
 MAX_BYTES: Final = 1 << 60

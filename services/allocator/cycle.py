@@ -1,13 +1,13 @@
 """Allocation cycle: batches in, limit updates and decisions out, for all applications of this replica at once.
 
 Order of work: apply reports, admit pending containers, let the policies compute targets, assign what the budget has
-capacity for, plan the nodes' reserves, send.
-Pure: times are arguments, messages are return values.
+capacity for, send, plan the nodes' reserves, send; then what others are told, and savings.
+Pure: times are arguments, messages are return values, or arguments of a callback where they are urgent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,7 @@ from services.allocator.columns import IntArray, Reasons, Report, ack, grouped, 
 from services.allocator.cpu import escra, waterfill
 from services.allocator.cpu import pipeline as cpu
 from services.allocator.memory import policy as memory
-from services.allocator.memory import requests
-from services.allocator.memory.reserves import ReservePlanner
+from services.allocator.memory import reserves
 from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions
 from services.allocator.state.app_parameters import AppTable, build_table
 from services.allocator.state.budget import (
@@ -35,8 +34,10 @@ from services.allocator.state.budget import (
     assign_limits,
     assign_quotas,
     capacity_for_pending,
+    held_beside_baseline,
 )
 from services.allocator.state.cluster_state import ClusterState, NodeInventory, NodeState, valid_rows
+from services.allocator.state.totals import SavingsSums
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the update is void. (A look-up, because `np.isin` takes ten times as long.)"""
@@ -68,6 +69,13 @@ class Outcome:
     """New ones only."""
 
 
+Send = Callable[[tuple[LimitUpdate, ...]], None]
+
+
+def keep(_updates: tuple[LimitUpdate, ...]) -> None:
+    """The outcome has them, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """Ordered values per row before and after a step; quotas in us per period, limits in bytes."""
@@ -87,9 +95,10 @@ class AllocationCycle:
         """Why (node, container) is not admitted."""
         self.inventory = NodeInventory()
         self.leases = LeaseState(warm_up_ns)
+        self.savings = SavingsSums()
         self._newest_seq = 0
         """Of limit updates; it rises over all applications and epochs."""
-        self._reserves = ReservePlanner()
+        self._reserves = reserves.ReservePlanner()
         self.cpu = cpu.CpuPipeline(
             cpu.CpuPolicy(waterfill.WaterfillState(0), waterfill.step), cpu.CpuPolicy(escra.EscraState(0), escra.step)
         )
@@ -115,6 +124,7 @@ class AllocationCycle:
         self.inventory.release(app)
         if self.leases.release(app):
             self.cluster.remove_app(app)
+            self.savings.release(self.cluster.app_index(app))
         self._table = None
 
     def epoch_of(self, app: str) -> int:
@@ -220,17 +230,28 @@ class AllocationCycle:
 
     # -- the step ----------------------------------------------------------------------------------------------
 
-    def step(self, batches: Sequence[CfsBatch], time: StepTime) -> Outcome:
-        """Decide for everything received since the last step."""
+    def step(self, batches: Sequence[CfsBatch], time: StepTime, send: Send = keep) -> Outcome:
+        """Decide for everything received since the last step.
+
+        Args:
+            batches: received since.
+            time: now.
+            send: called with limit updates as soon as they are decided; what is only told or counted comes after.
+        """
         self.step_count += 1
         self._apply_batches(batches, time)
         rows = self.cluster.rows
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
         before = self._ordered()
         self._follow_slots()
-        context = self._context(time)
-        if not rows.count:
-            return self._send(context, before)
+        context, admitted = self._context(time), rows.admitted.copy()
+        outcome = self._decide(context, before, send) if rows.count else self._send(context, before, send=send)
+        self.savings.add(held_beside_baseline(context, admitted), time.now_ns, time.wall_ns, time.stale_after_ns)
+        return outcome
+
+    def _decide(self, context: StepContext, before: Ordered, send: Send) -> Outcome:
+        """Admit, decide and assign, in a step with containers."""
+        rows = self.cluster.rows
         may_decide = context.decidable
         applying = may_decide & ~rows.admitted & context.eligible[rows.app]
         waiting = applying & rows.fresh
@@ -246,7 +267,7 @@ class AllocationCycle:
         limit_bytes = self.memory.targets(context, decidable, self._reasons[1])
         rows.fresh[:] = False
         self._assign(context, quota_us, limit_bytes)
-        return self._send(context, before, self._new_refusals(refused))
+        return self._send(context, before, self._new_refusals(refused), send=send)
 
     def request_memory(self, request: MemoryRequest, time: StepTime) -> tuple[MemoryReply, Outcome]:
         """Answer a memory request (thesis 2.4.4.2): refill the reserve, reclaim from others, or say why not."""
@@ -260,7 +281,7 @@ class AllocationCycle:
             return reply, Outcome()  # just acquired: the agent retries
         if context.table.observe_only[index]:
             return reply.model_copy(update={"denial": f"{app} is only observed"}), Outcome()
-        requester = requests.requester(context, cluster.find_rows(node, [request.container]), index)
+        requester = reserves.requester(context, cluster.find_rows(node, [request.container]), index)
         given_before = int(cluster.reserves.grant_committed_bytes[group])
         cluster.reserves.record_request(group, request.wanted_bytes, requester.within_bytes, time.now_ns)
         refills = self._grant(context, self._reserves.plan_due(context))
@@ -269,18 +290,18 @@ class AllocationCycle:
         headroom, before = int(context.node_headroom[node]), self._ordered()
         # What is reclaimed on other nodes does not help where this one is full.
         where = node if headroom < request.wanted_bytes - granted else None
-        missing = request.wanted_bytes - granted - requests.reclaim_in_flight(context, index, group, where)
+        missing = request.wanted_bytes - granted - reserves.reclaim_in_flight(context, index, group, where)
         if missing > 0:
             requester.exempt += [] if where is None else np.flatnonzero(cluster.rows.node != where).tolist()
             self._reclaim(context, index, missing, requester)
         outcome = self._send(context, before, quiet=True)
         context = context.updated()
-        reclaiming = requests.reclaim_in_flight(context, index, group, where)
+        reclaiming = reserves.reclaim_in_flight(context, index, group, where)
         refusal = ""
         if not granted and not reclaiming and cluster.reserves.acked[group]:  # an update in flight may bring it
-            refusal = requests.explain_exhausted(context, index) + requester.remark
+            refusal = reserves.explain_exhausted(context, index) + requester.remark
             if where is not None:
-                refusal = requests.node_is_full(request.node, headroom, request.wanted_bytes)
+                refusal = reserves.node_is_full(request.node, headroom, request.wanted_bytes)
         answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming, "denial": refusal}
         return reply.model_copy(update=answer), replace(outcome, updates=refills + outcome.updates)
 
@@ -350,7 +371,7 @@ class AllocationCycle:
         rows.quota_ordered_us[:], rows.quota_deferred_us[:] = quotas.ordered, quotas.deferred
         rows.limit_ordered_bytes[:], rows.limit_deferred_bytes[:] = limits.ordered, limits.deferred
 
-    def _reclaim(self, context: StepContext, app: int, missing_bytes: int, requester: requests.MemoryRequester) -> None:
+    def _reclaim(self, context: StepContext, app: int, missing_bytes: int, requester: reserves.MemoryRequester) -> None:
         """Reclaim from the application's containers but the exempt ones, as far as they have slack."""
         rows = self.cluster.rows
         missing, exempt = np.zeros(len(self.cluster.apps), dtype=np.int64), np.zeros(rows.count, dtype=np.bool_)
@@ -380,16 +401,25 @@ class AllocationCycle:
         return tuple(new)
 
     def _send(
-        self, context: StepContext, before: Ordered, refusals: tuple[RefusedContainer, ...] = (), *, quiet: bool = False
+        self,
+        context: StepContext,
+        before: Ordered,
+        refusals: tuple[RefusedContainer, ...] = (),
+        *,
+        quiet: bool = False,
+        send: Send = keep,
     ) -> Outcome:
         """Limit updates for the changed rows, and decisions to publish. ``quiet``: no pools without a change."""
         rows, table = self.cluster.rows, context.table
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
         to_send = np.flatnonzero(changed & rows.admitted & ~table.observe_only[rows.app])
         updates = self._limit_updates(context, to_send, before) if len(to_send) else []
+        if updates:
+            send(tuple(updates))
         any_changed = bool(changed.any())
         context = context.updated() if any_changed else context
         if not quiet and (refills := self._grant(context, self._reserves.plan_due(context))):
+            send(refills)
             updates += refills
             context = context.updated()
         publish_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
@@ -474,6 +504,7 @@ class AllocationCycle:
         rows = cluster.rows
         quota_us, limit_bytes = rows.quota_ordered_us[index], rows.limit_ordered_bytes[index]
         quota_before, limit_before = before.quota_us[index], before.limit_bytes[index]
+        sent = index[rows.admitted[index] & ~table.observe_only[app]]
         columns: dict[str, Any] = {
             "quota_from_us": quota_before,
             "quota_to_us": np.where(quota_us != quota_before, quota_us, 0),
@@ -501,6 +532,7 @@ class AllocationCycle:
             memory_limit_bytes=int(table.memory_limit_bytes[app]),
             memory_allocated_bytes=int(pools.limit_committed_bytes[app]),
             memory_reserved_bytes=int(pools.reserved_bytes[app]),
+            **_update_seqs(rows.limit_update_seq[sent]),
         )
 
     def _follow_slots(self) -> None:
@@ -521,3 +553,8 @@ class AllocationCycle:
             zeros = np.zeros(new, np.int64)
             pending = self._pending
             self._pending = PendingCapacity(np.append(pending.quota_us, zeros), np.append(pending.limit_bytes, zeros))
+
+
+def _update_seqs(seq: IntArray) -> dict[str, int]:
+    """Fields that name the limit updates which carry the rows of a decision."""
+    return {"update_seq_first": int(seq.min()), "update_seq_last": int(seq.max())} if len(seq) else {}

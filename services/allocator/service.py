@@ -17,11 +17,11 @@ from schemas.message import Message
 from schemas.oom import MemoryRequest
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, NODES, BucketSpec
-from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE
+from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE, SAVINGS
 from services._runtime.bus.api import Delivery, Entry, RequestRefusedError, Subscription
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
-from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, span
+from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, drop_span, span
 from services.allocator import app_metrics
 from services.allocator.agent_channel import BatchInbox, UpdateSender
 from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
@@ -31,6 +31,9 @@ from services.allocator.settings import AllocatorSettings
 from services.allocator.state.budget import StepTime
 
 FENCE_EVERY_S = 0.25
+MOST_SAVINGS_AT_ONCE = 100
+"""Events per second: encoding more at once would delay the decisions of a period."""
+ALL_SAVINGS = 1 << 30
 REMEMBERED_STEPS = 600
 """Remembered steps with changes per application, for `explain`: a minute at one per period."""
 
@@ -81,7 +84,7 @@ class Allocator:
             ),
         ]
         await self._membership.start()
-        self._runtime.spawn(self._expire_nodes(), name="node expiry")
+        self._runtime.spawn(self._work_each_second(), name="node expiry and savings")
         self._log.info("allocator_started", replica=replica)
 
     async def stop(self) -> None:
@@ -89,6 +92,7 @@ class Allocator:
         await self._membership.stop()
         self._sender.stop()
         await self._inbox.stop()
+        self._publish_savings(0, ALL_SAVINGS)
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.stop()
@@ -123,8 +127,7 @@ class Allocator:
         reclaim = now_s - self._reclaimed_s >= self._settings.reclaim_every_s
         if reclaim:
             self._reclaimed_s = now_s
-        begun_ns = self._clock.time_ns()
-        self._act_traced(self._allocation.step(batches, self._step_time(reclaim=reclaim)), begun_ns, len(batches))
+        self._decide(batches, self._step_time(reclaim=reclaim))
         self._step_s.observe(self._clock.monotonic() - now_s)
         if now_s - self._fenced_s >= FENCE_EVERY_S:
             self._fenced_s = now_s
@@ -142,23 +145,28 @@ class Allocator:
             int(self._settings.stale_after_s * 1e9),
         )
 
-    def _act_traced(self, outcome: Outcome, begun_ns: int, batches: int) -> None:
-        """Act in a span of its own; a step without updates makes none."""
-        if not outcome.updates:
-            self._act(outcome)
-            return
-        with span(
-            "allocator.decide",
-            Begin(NEW_TRACE, begun_ns=begun_ns),
-            turnbuckle__batches=batches,
-            turnbuckle__changes=sum(decisions.row_count for decisions in outcome.decisions),
-            turnbuckle__limit_updates=len(outcome.updates),
-            turnbuckle__apps=tuple(decisions.app for decisions in outcome.decisions if decisions.row_count)[:MAX_APPS],
-        ):
-            self._act(outcome)
+    def _decide(self, batches: list[CfsBatch], time: StepTime) -> None:
+        """Send limit updates, then publish decisions, in one span; a step without updates has none."""
+        with span("allocator.decide", Begin(NEW_TRACE), turnbuckle__batches=len(batches)) as current:
+            outcome = self._allocation.step(batches, time, self._order)
+            if outcome.updates:
+                changes = {decisions.app: decisions.row_count for decisions in outcome.decisions}
+                current.set(
+                    turnbuckle__changes=sum(changes.values()),
+                    turnbuckle__limit_updates=len(outcome.updates),
+                    turnbuckle__apps=tuple(app for app, count in changes.items() if count)[:MAX_APPS],
+                )
+                self._publish(outcome)
+                return
+            drop_span()
+        self._publish(outcome)  # an event of a refusal would keep the span
 
     def _act(self, outcome: Outcome) -> None:
         self._order(outcome.updates)
+        self._publish(outcome)
+
+    def _publish(self, outcome: Outcome) -> None:
+        """Publish decisions and refusals."""
         if not self._may_decide():  # stopped (SIGSTOP, starved) meanwhile: a successor may have taken over
             return
         for decisions in outcome.decisions:
@@ -245,24 +253,41 @@ class Allocator:
         self._membership.set_announced(app, announced=message is not None)
         self._log.info("app_spec_changed", app=app, announced=message is not None)
 
-    async def _expire_nodes(self) -> None:
+    async def _work_each_second(self) -> None:
+        while True:
+            await self._clock.sleep_until(self._clock.monotonic() + 1.0)
+            self._expire_nodes()
+            self._publish_savings(int(self._settings.savings_every_s * 1e9), MOST_SAVINGS_AT_ONCE)
+
+    def _expire_nodes(self) -> None:
         """Remove nodes that have not reported for `node_expiry_s`: their containers died with them.
 
         The timeout restarts while this replica may not decide: it receives no reports then.
         """
-        cluster, after_s = self._allocation.cluster, self._settings.node_expiry_s
-        while True:
-            await self._clock.sleep_until(self._clock.monotonic() + 1.0)
-            now_s = self._clock.monotonic()
-            if not self._may_decide():
-                self._paused_s = now_s
-            if now_s - self._paused_s < after_s:
-                continue
-            inventory = self._allocation.inventory
-            for index, node in enumerate(cluster.nodes):
-                silent = node.last_seen_ns < (now_s - after_s) * 1e9 and not inventory.has_pending_sources(node.name)
-                if silent and cluster.remove_node(index):
-                    self._log.warning("node_expired", node=node.name, after_s=after_s)
+        cluster, inventory, after_s = self._allocation.cluster, self._allocation.inventory, self._settings.node_expiry_s
+        now_s = self._clock.monotonic()
+        if not self._may_decide():
+            self._paused_s = now_s
+        if now_s - self._paused_s < after_s:
+            return
+        for index, node in enumerate(cluster.nodes):
+            silent = node.last_seen_ns < (now_s - after_s) * 1e9 and not inventory.has_pending_sources(node.name)
+            if silent and cluster.remove_node(index):
+                self._log.warning("node_expired", node=node.name, after_s=after_s)
+
+    def _publish_savings(self, every_ns: int, most: int) -> None:
+        """Publish what has changed and was not published for ``every_ns``, ``most`` events of it."""
+        settings = self._settings
+        prices = {
+            "core_hour_price": settings.core_hour_price,
+            "gib_hour_price": settings.gib_hour_price,
+            "currency": settings.price_currency or "",
+        }
+        for account in self._allocation.savings.take_due(self._clock.monotonic_ns(), every_ns, most):
+            app = self._allocation.cluster.apps[account.app]
+            event = account.event(app, self._membership.id, self._clock.time_ns(), prices)
+            subject = SAVINGS.subject(self._bus.root, app=app, day=event.day.isoformat(), record=event.record)
+            self._bus.publish_event(subject, event, message_id=f"savings-{app}-{event.record}-{event.time_ns}")
 
     def _publish_refusal(self, refusal: RefusedContainer) -> None:
         event = ContainerEvent(

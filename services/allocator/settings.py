@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services._runtime.service.settings import CommonSettings
 
@@ -53,3 +53,25 @@ class AllocatorSettings(CommonSettings):
             gt=0, description="seconds without a report after which a node expires and its containers no longer count"
         ),
     ] = 30.0
+    savings_every_s: Annotated[
+        float, Field(ge=1, le=3600, description="seconds between two events on an application's savings")
+    ] = 60.0
+    core_hour_price: Annotated[
+        float | None,
+        Field(ge=0, le=1e9, allow_inf_nan=False, description="price of a core for an hour, told with savings"),
+    ] = None
+    gib_hour_price: Annotated[
+        float | None,
+        Field(ge=0, le=1e9, allow_inf_nan=False, description="price of a GiB of memory for an hour, told with savings"),
+    ] = None
+    price_currency: Annotated[
+        str | None, Field(pattern=r"^[A-Z]{3}$", description="currency of both prices (ISO 4217), such as EUR")
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_prices(self) -> Self:
+        prices = {name: getattr(self, name) for name in ("core_hour_price", "gib_hour_price", "price_currency")}
+        missing = [self.variable(name) for name, value in prices.items() if value is None]
+        if 0 < len(missing) < len(prices):
+            raise ValueError(f"prices need both amounts and their currency: set {' and '.join(missing)}, too")
+        return self

@@ -8,7 +8,7 @@ from services._runtime.command.lazy import LazyCommand
 
 _LIMITS: Final = "Containers and limits"
 _NETWORK: Final = "Network edge (THORN)"
-_JOBS: Final = "Training jobs: what they take and cost"
+_JOBS: Final = "Training jobs: run them, what they take and cost"
 _OPERATION: Final = "Services and operation"
 
 COMMANDS: Final = (
@@ -62,6 +62,13 @@ COMMANDS: Final = (
         "explain_command",
     ),
     LazyCommand(
+        "savings",
+        "Show what limits saved of each application and day: core-hours, GiB-hours, money, and what was throttled.",
+        _LIMITS,
+        "services.cli.apps.savings",
+        "savings_command",
+    ),
+    LazyCommand(
         "console",
         "Show limits against usage, events, rules, paths and predictions in the browser, live, until Ctrl-C.",
         _LIMITS,
@@ -97,6 +104,13 @@ COMMANDS: Final = (
         "app",
     ),
     LazyCommand(
+        "swap",
+        "A disk as swap, whose busy parts are mirrored to free memory of other hosts.",
+        _OPERATION,
+        "services.memory.commands",
+        "app",
+    ),
+    LazyCommand(
         "fabric",
         "A host's part of the network: devices, addresses, FRR.",
         _NETWORK,
@@ -121,7 +135,7 @@ COMMANDS: Final = (
     ),
     LazyCommand(
         "lab",
-        "Hosts with two switches each on this machine, fault injection, an outage meter. Needs root and FRR.",
+        "Networks on this machine to try things on: two switches per host (needs FRR), a shared uplink. Needs root.",
         _NETWORK,
         "services.fabric.testbed.commands",
         "lab_app",
@@ -148,8 +162,36 @@ COMMANDS: Final = (
         "advise_command",
     ),
     LazyCommand(
+        "devices",
+        "Find the devices that a training job may use, and write them as the cluster.yaml of `turnbuckle plan`.",
+        _JOBS,
+        "services.collector.commands",
+        "devices_command",
+    ),
+    LazyCommand(
+        "layers",
+        "Measure time and memory of a model's layers on one kind of device, for `turnbuckle plan`.",
+        _JOBS,
+        "services.collector.commands",
+        "layers_command",
+    ),
+    LazyCommand(
+        "plan",
+        "Divide a training job over unequal devices: samples, micro-batches and state of each, or its layers; and why.",
+        _JOBS,
+        "services.planner.commands.plan",
+        "plan_command",
+    ),
+    LazyCommand(
+        "train",
+        "Train by a plan: run its ranks on this machine; for a plan over several, print the line to run on each.",
+        _JOBS,
+        "services.trainer.commands.train",
+        "train_command",
+    ),
+    LazyCommand(
         "jobs",
-        "Records of training jobs: what ran where, what it took, what it cost.",
+        "Run training jobs on your nodes; and records of jobs: what ran where, what it took and cost.",
         _JOBS,
         "services.cli.advise.jobs",
         "app",

@@ -14,6 +14,7 @@ from services._runtime.command.errors import CommandError
 from services._runtime.command.lazy import LazyGroup
 from services._runtime.command.output import color_system, errors_as_json, print_error, stdout_console
 from services._runtime.exit_code import ExitCode, typed_json
+from services._runtime.install_hint import distribution_of, package_missing
 from services._runtime.stdout import discard_stdout
 from services.cli.command_table import COMMANDS
 
@@ -53,6 +54,11 @@ class TurnbuckleGroup(LazyGroup):
         except CommandError as error:
             print_error(str(error), error.exit_code)
             raise typer.Exit(error.exit_code) from error
+        except ModuleNotFoundError as error:
+            if error.name is None or distribution_of(error.name) is None:
+                raise
+            print_error(package_missing(error.name, "cli"), ExitCode.UNAVAILABLE)
+            raise typer.Exit(ExitCode.UNAVAILABLE) from error
         except BrokenPipeError as error:
             # The reader (head, less) has seen enough.
             discard_stdout()

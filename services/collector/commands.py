@@ -1,4 +1,4 @@
-"""The collector's commands: `turnbuckle profile`, `features`, `emulate`, `vertex`, `jobs import` and `jobs export`.
+"""The collector's commands: `turnbuckle profile`, `features`, `devices`, `layers`, `emulate`, `vertex`, `jobs import`.
 
 Each is a tool in a process of its own (`tool_shell`), which parses its arguments: the CLI needs none of its packages.
 """
@@ -25,6 +25,27 @@ FEATURES: Final = Tool(
     "features",
     "Read a training task's features from its PyTorch module.",
     examples=("features my_package.model:build_model --batch-size 32 --json > features.json",),
+)
+LAYERS: Final = Tool(
+    "services.collector.layers.command",
+    "layers",
+    "Measure time and memory of a model's layers on one kind of device, for `turnbuckle plan`.",
+    examples=(
+        "layers model.py:build --data data.py:batches --batch-up-to 8 --device cuda:0 --kind l4 --out l4.json",
+        "layers model.py:build --input-shape 3,32,32 --device sandbox:0.5 --out half.json",
+    ),
+)
+DEVICES: Final = Tool(
+    "services.collector.devices.command",
+    "devices",
+    "Find the devices that a training job may use, and write them as the cluster.yaml of `turnbuckle plan`.",
+    examples=(
+        "devices > cluster.yaml",
+        "devices --measure --out cluster.yaml",
+        "devices --measure --sandbox 1:2GiB --sandbox 0.5:1GiBx2 --out cluster.yaml",
+        "devices --nodes --server nats://10.0.0.1:4222 --json",
+        "devices --measure --machines 2 --rank 0 --master 10.0.0.1:29500 --out cluster.yaml",
+    ),
 )
 EMULATE: Final = Tool(
     "services.collector.emulator.commands",
@@ -63,6 +84,8 @@ EXPORT: Final = Tool(
 
 profile_command = single_command(PROFILE)
 features_command = single_command(FEATURES)
+layers_command = single_command(LAYERS)
+devices_command = single_command(DEVICES)
 emulate_command = single_command(EMULATE)
 vertex_app = command_group(
     "Submit a grid of training jobs to Vertex AI, and take in what they took and cost.", VERTEX_SUBMIT, VERTEX_INGEST

@@ -1,13 +1,18 @@
-"""The collector's wiring: finished cloud jobs are written to the journal, and published from there, once each."""
+"""The collector's wiring: jobs that have ended are written to the journal, and published from there, once each."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from schemas.jobs import JobRecord
-from services._runtime.bus.api import BusError
+from schemas.scheduling import ScheduleEvent
+from schemas.streams import SCHEDULE_STREAM
+from services._runtime.bus.api import BusError, BusUnavailableError, Delivery, Subscription
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services._runtime.settings_error import UnusableSettingsError
@@ -15,15 +20,15 @@ from services._runtime.telemetry.tracing import Begin, span
 from services.collector.cloud.ingestion import Ingestion, PollResult
 from services.collector.cloud.ports import CloudError
 from services.collector.cloud.providers import open_providers
-from services.collector.daemon_thread import start_daemon
 from services.collector.publishing import Publisher
+from services.collector.scheduled import ScheduledJobs
 from services.collector.settings import CollectorSettings
 from services.collector.tool import default_directory
 from services.collector.write_ahead_log import Journal, JournalError, Record, record_key
 
 _FAILURES_TO_REPORT: Final = 3
 """Consecutive failed polls before `not_ready` reports them; single ones are common."""
-_PUBLISH_RETRY_S: Final = 1.0
+_RETRY_S: Final = 1.0
 _PUBLISH_S: Final = 5.0
 _STOP_S: Final = 2.0
 _MAX_NAMED: Final = 20
@@ -31,7 +36,7 @@ _MAX_NAMED: Final = 20
 
 
 class Collector:
-    """Publishes records of finished cloud jobs: features, configuration, time, final cost, and the price then."""
+    """Publishes records of jobs that have ended: features, configuration, time; in a cloud cost and the price then."""
 
     name: ClassVar[str] = "collector"
     version: ClassVar[str] = version("turnbuckle")
@@ -47,6 +52,9 @@ class Collector:
         self._journal: Journal | None = None
         self._publisher: Publisher | None = None
         self._ingestion: Ingestion | None = None
+        self._scheduled: ScheduledJobs | None = None
+        self._replay: Subscription | None = None
+        """Of the scheduler's stream."""
         self._last_poll = PollResult()
         self._failures = 0
         self._problems: dict[str, str] = {}
@@ -55,9 +63,10 @@ class Collector:
         self._under_way: asyncio.Future[PollResult] | None = None
         self.polls = 0
         self.poll_errors = 0
+        self.scheduled = 0
 
     async def start(self) -> None:
-        """Open the journal; start publishing, and polling the cloud if one is configured."""
+        """Open the journal; start publishing, following the scheduler, and polling the cloud if one is configured."""
         settings = self._settings
         directory = settings.directory or default_directory("collector")
         try:
@@ -67,6 +76,9 @@ class Collector:
         self._publisher = Publisher(self._journal, self._runtime.bus, self._log_published)
         self._register_metrics(self._journal, self._publisher)
         self._runtime.spawn(self._publish(self._publisher), name="publish")
+        if settings.scheduled_jobs:
+            self._scheduled = ScheduledJobs(self._journal)
+            self._runtime.spawn(self._follow_scheduler(self._scheduled), name="follow the scheduler")
         if settings.project is None:
             self._log.info(
                 "no_cloud_configured", remedy="set TURNBUCKLE_COLLECTOR__PROJECT to have jobs of Vertex AI collected"
@@ -76,6 +88,8 @@ class Collector:
 
     async def stop(self) -> None:
         """Wait briefly for a poll under way; unpublished records are published at the next start."""
+        if self._replay is not None:
+            await self._replay.stop()
         await self._runtime.cancel_tasks()
         under_way = self._under_way
         if under_way is not None and not under_way.done():
@@ -140,6 +154,41 @@ class Collector:
         self._under_way = start_daemon(poll, "poll of the cloud")
         return await asyncio.shield(self._under_way)
 
+    # -- the scheduler -----------------------------------------------------------------------------------------
+
+    async def _follow_scheduler(self, scheduled: ScheduledJobs) -> None:
+        """Read the scheduler's stream from its beginning, then write what has ended, until cancelled."""
+
+        async def take(delivery: Delivery) -> None:
+            if isinstance(delivery.message, ScheduleEvent):
+                scheduled.take(delivery.message)
+
+        while True:
+            if self._replay is None:
+                try:
+                    self._replay = await self._runtime.bus.replay(SCHEDULE_STREAM, take)
+                    self._report_problem("scheduler", "")
+                except BusUnavailableError as error:
+                    self._log.debug("scheduler_not_followed", error=str(error))
+                except BusError as error:
+                    self._report_problem("scheduler", str(error))
+            await self._clock.sleep_until(self._clock.monotonic() + _RETRY_S)
+            await self._write_scheduled(scheduled)
+
+    async def _write_scheduled(self, scheduled: ScheduledJobs) -> None:
+        """Write jobs that have ended to the journal; what it cannot hold now is written later."""
+        if not scheduled.unwritten:
+            return
+        began_ns = self._clock.time_ns()
+        try:
+            records = await asyncio.to_thread(scheduled.write)
+        except JournalError as error:
+            self._report_problem("journal", str(error))
+            return
+        self._report_problem("journal", "")
+        self.scheduled += len(records)
+        self._log_recorded(records, began_ns)
+
     # -- the bus -----------------------------------------------------------------------------------------------
 
     async def _publish(self, publisher: Publisher) -> None:
@@ -151,7 +200,7 @@ class Collector:
                 self._log.debug("not_published", error=str(error))
             except JournalError as error:
                 self._report_problem("journal", str(error))
-            await self._clock.sleep_until(self._clock.monotonic() + _PUBLISH_RETRY_S)
+            await self._clock.sleep_until(self._clock.monotonic() + _RETRY_S)
 
     def _log_published(self, record: Record, sent: bool) -> None:
         kind = "job" if isinstance(record, JobRecord) else "run"
@@ -185,8 +234,41 @@ class Collector:
         observe(f"{prefix}_cloud_poll_errors_total", lambda: self.poll_errors)
         observe(f"{prefix}_unfinished_jobs", lambda: self._last_poll.waiting + self._last_poll.running)
         observe(f"{prefix}_cost_pending_jobs", lambda: self._last_poll.unsettled)
+        observe(f"{prefix}_scheduled_jobs_total", lambda: self.scheduled)
         observe(f"{prefix}_problem_jobs", lambda: len(self._last_poll.problems))
         observe(f"{prefix}_journal_records", lambda: len(journal))
         observe(f"{prefix}_unpublished_records", lambda: journal.waiting)
         observe(f"{prefix}_published_records_total", lambda: publisher.published)
         observe(f"{prefix}_already_stored_records_total", lambda: publisher.found)
+
+
+T = TypeVar("T")
+
+
+def start_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run `work` in a daemon thread; the future has its result or exception.
+
+    Threads of `asyncio.to_thread` are joined at the interpreter's exit; this one is not.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def resolve(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # None only where T allows it
+
+    def run() -> None:
+        result, raised = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            raised = error
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(resolve, result, raised)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done

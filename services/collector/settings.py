@@ -99,6 +99,9 @@ class CollectorSettings(CommonSettings):
     lookback_days: Annotated[
         float, Field(gt=0, le=3_650, description="days after which a job that was never seen is ignored")
     ] = 60.0
+    scheduled_jobs: Annotated[
+        bool, Field(description="record jobs of the scheduler when they have ended, for the advisor to learn from")
+    ] = True
     directory: Annotated[
         Path | None, Field(description="directory of the journal; unset: below the user's state directory")
     ] = None

@@ -1,25 +1,34 @@
-"""A read-only web server for one page, on loopback: the built files, and the stream of the bus's messages.
+"""A read-only web server for one page: the built files, the stream of the hub's messages, and queries.
 
-Other origins in the same browser must not read it. The stream requires a key that only the printed address holds, and
-every response forbids other origins to embed or read it; a request with a foreign Host (DNS rebinding) is refused.
+Other origins in the same browser must not read it. Whatever comes from the bus requires the key, or the cookie that a
+browser is given for it, and every response forbids other origins to embed or read it. On loopback a request with a
+foreign Host (DNS rebinding) is refused; elsewhere names are many, and a rebound one comes without the cookie.
+
+Nothing is logged: neither keys nor addresses of readers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import mimetypes
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from services.console.hub import Hub, Page, frame
+from services.console.access import Access, AccessResult
+from services.console.hub import Hub, Page
+from services.console.listening import Listening
+from services.console.messages import frame
 
-HOST: Final = "127.0.0.1"
+MOST_PAGES: Final = 64
+"""Open at once."""
+_MOST_CONNECTIONS: Final = 512
+"""More are closed unread: a page has one or two."""
 HEARTBEAT_S: Final = 2.0
 """A page reconnects after some of these without a frame."""
 _HEAD_BYTES: Final = 16_384
@@ -46,6 +55,20 @@ class Request:
     path: str
     headers: Mapping[str, str]
     """Names in lower case."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Of a name that is there twice, the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a server serves."""
+
+    files: Mapping[str, tuple[str, bytes]]
+    """Type and content by path, for everybody."""
+    hub: Hub
+    heartbeat: Callable[[], bytes]
+    queries: Mapping[str, Callable[[Mapping[str, str]], Awaitable[bytes]]] = field(default_factory=dict)
+    """By path: from the fields of a query to a message."""
 
 
 def parse_head(head: bytes) -> Request | None:
@@ -56,7 +79,8 @@ def parse_head(head: bytes) -> Request | None:
         return None
     pairs = (line.partition(":") for line in lines[1:] if line)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    return Request(parts[0], parts[1].partition("?")[0], headers)
+    path, _, query = parts[1].partition("?")
+    return Request(parts[0], path, headers, dict(parse_qsl(query)))
 
 
 def is_loopback_name(host: str) -> bool:
@@ -79,26 +103,29 @@ def load_files(directory: Path) -> dict[str, tuple[str, bytes]]:
 
 
 class WebServer:
-    """Serves files and the hub's stream."""
+    """Serves files, the hub's stream and queries."""
 
-    def __init__(
-        self, files: Mapping[str, tuple[str, bytes]], hub: Hub, key: str, heartbeat: Callable[[], bytes]
-    ) -> None:
-        self._files = files
-        self._hub = hub
-        self._key = key
-        self._heartbeat = heartbeat
+    def __init__(self, content: Content, access: Access) -> None:
+        self._content = content
+        self._access = access
+        self._listening = Listening()
+        self._cookie_name = ""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, port: int) -> int:
-        """Listen on loopback, and return the port; 0 takes any free one.
+    async def start(self, listening: Listening) -> int:
+        """Listen, and return the port.
 
         Raises:
-            OSError: the port cannot be listened on.
+            OSError: the address and port cannot be listened on.
         """
-        self._server = await asyncio.start_server(self._accept, HOST, port, limit=_HEAD_BYTES)
-        return int(self._server.sockets[0].getsockname()[1])
+        self._server = await asyncio.start_server(
+            self._accept, listening.host, listening.port, limit=_HEAD_BYTES, ssl=listening.tls
+        )
+        port = int(self._server.sockets[0].getsockname()[1])
+        self._listening = listening
+        self._cookie_name = f"turnbuckle_console_{port}"  # cookies know no ports: each console has one of its own
+        return port
 
     async def stop(self) -> None:
         """Close every connection."""
@@ -109,6 +136,9 @@ class WebServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= _MOST_CONNECTIONS:
+            writer.close()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -127,29 +157,63 @@ class WebServer:
     ) -> None:
         if request is None:
             await _respond(writer, HTTPStatus.BAD_REQUEST)
-        elif not is_loopback_name(request.headers.get("host", "")):
+        elif self._listening.on_loopback and not is_loopback_name(request.headers.get("host", "")):
             await _respond(writer, HTTPStatus.MISDIRECTED_REQUEST)
+        elif request.path == "/login":
+            await self._log_in(request, writer)
         elif request.method not in {"GET", "HEAD"}:
             await _respond(writer, HTTPStatus.METHOD_NOT_ALLOWED)
-        elif request.path == "/stream":
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if hmac.compare_digest(given.encode(), self._key.encode()) and request.method == "GET":
-                await self._stream(reader, writer)
-            else:
-                await _respond(writer, HTTPStatus.UNAUTHORIZED)
-        elif request.path in self._files:
-            kind, body = self._files[request.path]
+        elif request.path == "/stream" or request.path in self._content.queries:
+            await self._answer_reader(request, reader, writer)
+        elif request.path in self._content.files:
+            kind, body = self._content.files[request.path]
             await _respond(writer, HTTPStatus.OK, kind, body, only_head=request.method == "HEAD")
         else:
             await _respond(writer, HTTPStatus.NOT_FOUND)
 
+    async def _log_in(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        """The key comes in a header, so that no form of another origin can send it; the browser keeps the cookie."""
+        if request.method != "POST":
+            await _respond(writer, HTTPStatus.METHOD_NOT_ALLOWED)
+            return
+        result = self._check_key(request, writer)
+        if result is not AccessResult.ALLOWED:
+            await _respond(writer, _STATUS[result])
+            return
+        secure = self._listening.tls is not None
+        cookie = self._access.cookie(self._cookie_name, time.time(), secure=secure)
+        writer.write(_head(HTTPStatus.NO_CONTENT, "text/plain", None, {"Set-Cookie": cookie}))
+        await writer.drain()
+
+    async def _answer_reader(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        result = self._access.check(request.headers, self._cookie_name, time.time())
+        if result is not AccessResult.ALLOWED:
+            result = self._check_key(request, writer)
+        if result is not AccessResult.ALLOWED:
+            await _respond(writer, _STATUS[result])
+        elif request.method != "GET":
+            await _respond(writer, HTTPStatus.METHOD_NOT_ALLOWED)
+        elif request.path != "/stream":
+            answer = await self._content.queries[request.path](request.query)
+            await _respond(writer, HTTPStatus.OK, "application/octet-stream", answer)
+        elif self._content.hub.pages >= MOST_PAGES:
+            await _respond(writer, HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            await self._stream(reader, writer)
+
+    def _check_key(self, request: Request, writer: asyncio.StreamWriter) -> AccessResult:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return self._access.check_key(given, str(writer.get_extra_info("peername")[0]), time.time())
+
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Stream to a page until it disconnects or overflows."""
         writer.write(_head(HTTPStatus.OK, "application/octet-stream", None))
-        page = self._hub.join()
+        page = self._content.hub.join()
         gone = asyncio.ensure_future(reader.read(1))  # a page sends nothing more: this completes when it disconnects
         try:
-            writer.write(frame(self._heartbeat()))
+            writer.write(frame(self._content.heartbeat()))
             pump = asyncio.ensure_future(self._pump(page, writer))
             try:
                 await asyncio.wait({gone, pump}, return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +221,7 @@ class WebServer:
                 pump.cancel()
                 await asyncio.gather(pump, return_exceptions=True)
         finally:
-            self._hub.leave(page)
+            self._content.hub.leave(page)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
             writer.transport.abort()  # what is still queued has no reader
@@ -168,7 +232,7 @@ class WebServer:
         while not page.behind:
             writer.write(await page.take(max(0.0, heartbeat_at_s - loop.time())))
             if loop.time() >= heartbeat_at_s:
-                writer.write(frame(self._heartbeat()))
+                writer.write(frame(self._content.heartbeat()))
                 heartbeat_at_s = loop.time() + HEARTBEAT_S
             await writer.drain()
 
@@ -186,8 +250,15 @@ async def _respond(
     await writer.drain()
 
 
-def _head(status: HTTPStatus, kind: str, length: int | None) -> bytes:
+_STATUS: Final = {
+    AccessResult.NO_KEY: HTTPStatus.UNAUTHORIZED,
+    AccessResult.WRONG_KEY: HTTPStatus.UNAUTHORIZED,
+    AccessResult.TOO_MANY: HTTPStatus.TOO_MANY_REQUESTS,
+}
+
+
+def _head(status: HTTPStatus, kind: str, length: int | None, more: Mapping[str, str] | None = None) -> bytes:
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", f"Content-Type: {kind}", "Connection: close"]
     lines += [] if length is None else [f"Content-Length: {length}"]
-    lines += [f"{name}: {value}" for name, value in _HEADERS.items()]
+    lines += [f"{name}: {value}" for name, value in (*_HEADERS.items(), *(more or {}).items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -19,7 +19,7 @@ from services.fabric.resources import Daemon
 
 MARK: Final = "TURNBUCKLE_FABRIC_DIGEST"
 """Variable in a daemon's environment: which command line and configuration it was started with."""
-START_DEADLINE_S: Final = 30.0
+START_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 5.0
 _POLL_S: Final = 0.02
 

@@ -5,31 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from services.fabric.daemons import DaemonError
 from services.fabric.journal import Journal
+from services.fabric.machine import Machine
 from services.fabric.plan import Action, Progress, Step, obsolete, removal, step_for
 from services.fabric.resources import Entry, Resource
 
 HOST_ERRORS: Final = (OSError, DaemonError)
 """Errors of a write to the host."""
-
-
-class HostBackend(Protocol):
-    """The host that a transaction reads and changes."""
-
-    def read(self, resource: Resource) -> str | None:
-        """A resource's value; None if it is absent."""
-
-    def write(self, resource: Resource) -> None:
-        """Give a resource its value."""
-
-    def remove(self, resource: Resource) -> None:
-        """Make a resource absent."""
-
-    def restore(self, resource: Resource, before: str | None) -> None:
-        """Give a resource its earlier value, or make it absent."""
 
 
 def describe(error: BaseException) -> str:
@@ -49,7 +34,7 @@ class _Operation:
 class Transaction:
     """One call of `up` or `down`: applied resource by resource, rolled back on failure."""
 
-    def __init__(self, machine: HostBackend, journal: Journal, progress: Progress) -> None:
+    def __init__(self, machine: Machine, journal: Journal, progress: Progress) -> None:
         self.machine = machine
         self.journal = journal
         self.steps: list[Step] = []

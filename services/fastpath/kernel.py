@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services._host.netlink import rule_codec
+from services._host.netlink import route_codec
 from services._host.netlink.constants import AF_INET6, RT_TABLE_MAIN
 from services._host.netlink.messages import Request
-from services._host.netlink.rule_codec import Rule
+from services._host.netlink.route_codec import Rule
 from services._host.override_tables import FAMILIES, NO_FAMILY, PROTOCOL, OverrideSocket
 from services.fastpath.mirror import Row
 from services.fastpath.routes import LinkRow, all_links, override_request, read_link, read_route
@@ -53,14 +53,14 @@ class FastPathKernel(OverrideSocket):
 
     def _backup_rules(self, rule: BackupRule) -> list[Request]:
         table, priority = self.tables.table + rule.table, self.tables.priority + 1
-        encode = rule_codec.add_rule if rule.on else rule_codec.delete_rule
+        encode = route_codec.add_rule if rule.on else route_codec.delete_rule
         return [encode(Rule(family, table, priority, PROTOCOL)) for family in FAMILIES]
 
     def add_rules(self) -> None:
         """Add the rule of the table of overrides. An existing rule is no failure."""
         for family in FAMILIES:
             rule = Rule(family, self.tables.table, self.tables.priority, PROTOCOL)
-            ack = self._netlink.write_one(rule_codec.add_rule(rule))
+            ack = self._netlink.write_one(route_codec.add_rule(rule))
             if ack.errno in NO_FAMILY and family == AF_INET6:
                 continue  # the kernel lacks IPv6
             if ack.errno not in {0, errno.EEXIST}:

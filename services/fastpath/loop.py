@@ -12,7 +12,7 @@ from typing import Final
 
 from services._host.fast_path_heartbeat import Beat, HeartbeatSender
 from services._host.netlink.constants import Group, Rtm
-from services._host.netlink.rule_codec import decode_rule
+from services._host.netlink.route_codec import decode_rule
 from services._host.netlink.socket import Message, Subscription
 from services.fastpath.backup_tables import BackupTableDecisions
 from services.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed, admin_down_status
@@ -20,7 +20,6 @@ from services.fastpath.bgp_watch import BgpWatch
 from services.fastpath.config import Config
 from services.fastpath.control import Command, ControlLink
 from services.fastpath.events import EventRecorder, Trigger
-from services.fastpath.heartbeats import Heartbeats
 from services.fastpath.kernel import FastPathKernel
 from services.fastpath.mirror import RouteMirror, Row
 from services.fastpath.override_decisions import BFDD
@@ -30,6 +29,7 @@ from services.fastpath.poller import Poller
 from services.fastpath.protocol import Announcement
 from services.fastpath.routes import LinkRow, OverrideRow, gateway_text, read_link, read_route
 from services.fastpath.values import UP, Announce, FrrRoute, Hop, Outcome, RemovalReason, Status, Write
+from services.fastpath.watchdog import Heartbeats
 
 HEARTBEAT_INTERVAL_S: Final = 0.1
 STATE_INTERVAL_S: Final = 1.0

@@ -104,6 +104,10 @@ class FastPath:
                 {"kind": "fast_path", "cause": "restarted", "time_ns": now_ns, "alarm": True, "reason": reason}
             )
 
+        elif "not_emptied" in message:
+            remedy = "run python -I -m services.fastpath.flush; the reconciler deletes active overrides, too"
+            self._log.error("override_table_not_emptied", error=message["not_emptied"], remedy=remedy)
+
     def _publish(self, fields: dict[str, Any]) -> None:
         self._seq += 1
         settings = self._settings

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._host.instance_lock import AnotherInstanceError, InstanceLock, namespace_lock_path, namespace_words
+from services._host.netlink.attributes import NetlinkError
+from services._host.override_tables import OverrideSocket
 from services._runtime.child_process import start_bare
 from services._runtime.settings_error import UnusableSettingsError
 from services.fastpath.config import Config
@@ -73,6 +75,8 @@ class _Child:
         self.process = process
         self.started_s = time.monotonic()
         self.ended = asyncio.Event()
+        self.killed = False
+        """Whether it did not end by itself."""
         self._pidfd = os.pidfd_open(self.process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
 
@@ -88,6 +92,7 @@ class _Child:
             async with asyncio.timeout(seconds):
                 await self.ended.wait()
         except TimeoutError:
+            self.killed = True
             self.process.kill()
             await self.ended.wait()
 
@@ -205,11 +210,24 @@ class Supervisor:
     async def stop(self, reason: str) -> None:
         """Stop both; no override is left in the kernel."""
         self._send_command(Command.STOP, reason=reason)
+        children = [child for child in (self._daemon, self._watchdog) if child is not None]
         if self._daemon is not None:
             await self._daemon.end_within(_END_TIMEOUT_S)
         self._read()
         await self._wait_for_end()
+        if any(child.killed for child in children):
+            self._empty_tables()
         os.close(self._lock)
+
+    def _empty_tables(self) -> None:
+        """Instead of children that were too slow for it."""
+        try:
+            with OverrideSocket(self._config.netns, self._config.override_tables) as kernel:
+                kernel.clear()
+        except FileNotFoundError:
+            pass  # without its namespace there are no tables either
+        except (OSError, NetlinkError) as error:
+            self._on_message({"not_emptied": str(error)})
 
     async def _wait_for_end(self) -> None:
         """Wait for both to end; the watchdog exits once it has emptied the table."""

@@ -1,5 +1,7 @@
 """Watchdog process: empties the override table when the data-plane process sends no heartbeat or has died.
 
+`Heartbeats` is the data-plane process' side: a byte to the watchdog, a netlink message to the reconciler.
+
 It reads a byte per tenth of a second from its standard input. Without heartbeats, overrides would hide FRR's routes:
 they are deleted, rule first. At the end of the input the data-plane process has died: they are deleted, and the
 watchdog exits. It holds the lock meanwhile, through an inherited descriptor, so that a successor starts afterwards.
@@ -15,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from services._host.fast_path_heartbeat import HeartbeatSender
 from services._host.netlink.attributes import NetlinkError
 from services._host.override_tables import OverrideSocket, OverrideTables
 
@@ -22,6 +25,42 @@ CLEAN_EXIT: Final = b"q"
 _RETRY_S: Final = 0.02
 """After a failed flush."""
 _ATTEMPTS: Final = 50
+
+
+class Heartbeats:
+    """Sends both heartbeats. Non-blocking."""
+
+    def __init__(self, watchdog: int, sender: HeartbeatSender) -> None:
+        """Take over the pipe and the socket.
+
+        Args:
+            watchdog: the writing end of its pipe.
+            sender: of the heartbeat to the reconciler.
+        """
+        self._watchdog = watchdog
+        self._sender = sender
+        self._error = ""
+
+    def send(self) -> str:
+        """Send both. Returns the error of the one to the reconciler if it is a new one; else an empty string."""
+        with suppress(BlockingIOError, BrokenPipeError):  # the watchdog is being restarted
+            os.write(self._watchdog, b".")
+        before, self._error = self._error, ""
+        try:
+            self._sender.send()
+        except OSError as error:
+            self._error = str(error)
+        return self._error if self._error != before else ""
+
+    def replace(self, watchdog: int) -> None:
+        """Switch to the pipe of a restarted watchdog."""
+        os.close(self._watchdog)
+        self._watchdog = watchdog
+
+    def clean_exit(self) -> None:
+        """Report a clean exit: the table is already empty."""
+        with suppress(OSError):
+            os.write(self._watchdog, CLEAN_EXIT)
 
 
 def watch(heartbeats: int, timeout_s: float, kernel: OverrideSocket) -> None:

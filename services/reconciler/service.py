@@ -21,8 +21,7 @@ from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.logging import LogLimiter, log_once
-from services.reconciler.adapters.network import KernelNetwork
-from services.reconciler.adapters.rights import missing_capability
+from services.reconciler.adapters.network import KernelNetwork, missing_capability
 from services.reconciler.audit_checkpoint import CheckpointFile
 from services.reconciler.drain_watch import DrainWatch
 from services.reconciler.events import BACKLOG_EVENTS, LONG_BACKLOG_EVENTS, EventPublisher

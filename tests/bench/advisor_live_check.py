@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, PredictRequest
+from services._runtime.command.errors import CommandError
 from services._runtime.record_files import JobFile, JobFileError, read_job_file
 from services.advisor.core.answers import FITS, ModelContext, predict
 from services.advisor.core.catalogue import listing
@@ -31,11 +32,9 @@ from services.advisor.model_file import unpack
 from services.advisor.ports import TrainingSet
 from services.advisor.records import Records
 from services.advisor.training import train
-from services.collector.emulator.campaign import Campaign, Trainer, campaign_name, machine_cores
+from services.collector.emulator.campaign import Campaign, campaign_name, job_record, machine_cores
 from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.grid import SHIPPED, BadGridError, Grid, Row, draw_configurations, read
-from services.collector.emulator.records import job_record
-from services.collector.tool import ToolError
 from services.collector.write_ahead_log import Journal, JournalError
 from tests.bench.machine import this_machine
 from tests.bench.outcome import UNAVAILABLE, say, tell, write_record
@@ -272,7 +271,7 @@ def _configuration(row: Row) -> Configuration:
     return row.instance.configuration(row.workers, row.batch_size)
 
 
-def make_runs(grid: Grid, rows: Sequence[Row], found: JobFile, out: Path, trainer: Trainer) -> list[JobRecord]:
+def make_runs(grid: Grid, rows: Sequence[Row], found: JobFile, out: Path, trainer: ForkServer) -> list[JobRecord]:
     """Run each on the emulated cloud; their records are in the directory's journal, too."""
     features = {record.task.task: record.task for record in found.records}
     checked = grid.model_copy(update={"dataset": f"{grid.dataset}-check", "local_run": None})
@@ -307,7 +306,7 @@ def check(options: argparse.Namespace) -> tuple[list[Checked], Promise]:
     """All of it.
 
     Raises:
-        CheckFailedError, JobFileError, JournalError, BadGridError, ToolError: with the reason.
+        CheckFailedError, JobFileError, JournalError, BadGridError, CommandError: with the reason.
     """
     found, grid = read_job_file(options.data), read(options.grid)
     rows = unmeasured(grid, machine_cores(), found, options.count)
@@ -333,7 +332,7 @@ def main() -> int:
     machine = this_machine()
     try:
         checked, promise = check(options)
-    except (CheckFailedError, JobFileError, JournalError, BadGridError, ToolError) as error:
+    except (CheckFailedError, JobFileError, JournalError, BadGridError, CommandError) as error:
         print(error, file=sys.stderr)
         return UNAVAILABLE
     found = {"machine": machine.as_dict(), **record(checked, promise)}

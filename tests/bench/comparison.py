@@ -21,7 +21,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.agent.cgroup.open import open_host
 from services.agent.ports import ContainerHandle
-from services.cli.up.host_image import ensure_host_image, host_mounts
+from services.cli.up.demo_docker import ensure_host_image, host_mounts
 from tests.bench.cluster import Cluster
 from tests.bench.containers import Containers
 from tests.bench.figures import Spread

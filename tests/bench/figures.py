@@ -29,6 +29,11 @@ class Spread:
         """Such as ``12.3 (11.9-13.0)``."""
         return f"{self.median:.{digits}f} ({self.least:.{digits}f}-{self.most:.{digits}f})"
 
+    def brief(self) -> str:
+        """Such as ``4.15 (3.98-4.3)``: three digits, and no range where there is none."""
+        span = f" ({self.least:.3g}-{self.most:.3g})" if self.least != self.most else ""
+        return f"{self.median:.3g}{span}"
+
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
     """p50, p90, p99 and the maximum; nan without any."""

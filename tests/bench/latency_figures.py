@@ -55,6 +55,7 @@ class LatencyResults:
         return {
             "machine": self.machine.as_dict(),
             "kinds": LATENCIES,
+            "figures": figures(self),
             "expectations": [row.as_dict() for row in expectations(self)],
             "percentiles_ms": [
                 asdict(key) | {kind: {name: asdict(of) for name, of in found.items()}}
@@ -83,6 +84,23 @@ def expectations(results: LatencyResults) -> list[Expectation]:
                 Expectation(f"raise, {key.text}, {name}", most_ms, "ms", measured[name])
                 for name, most_ms in (("p50", P50_MS), ("p99", P99_MS))
             ]
+    return found
+
+
+def figures(results: LatencyResults) -> dict[str, dict[str, str]]:
+    """Rows for pages (`scripts.generate_figures`): raises with `FOCUS` containers under the default scheduling."""
+    kernel = f"from reading a container's counters to its raised CPU limit in the kernel, {FOCUS} busy containers"
+    found = {}
+    for key, runs in results.groups().items():
+        measured = spreads(runs, "raise")
+        if key.containers == FOCUS and key.scheduling == "default" and measured:
+            by_programs = key.source.startswith("bpf")
+            p50, p99, most = (measured[name] for name in ("p50", "p99", "max"))
+            found["raise" if by_programs else "files"] = {
+                "what": kernel if by_programs else "the same without the kernel programs",
+                "unit": "",
+                "shown": f"p50 {p50.brief()} ms, p99 {p99.brief()} ms, max {most.most:.3g} ms",
+            }
     return found
 
 

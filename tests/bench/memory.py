@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from matplotlib.ticker import NullFormatter
+from scipy.stats import beta
 
 from tests.bench import memory_idle, memory_killed
 from tests.bench.cluster import open_cluster
 from tests.bench.figures import Spread, percentiles
 from tests.bench.loop import why_not
 from tests.bench.machine import Machine, this_machine
-from tests.bench.memory_growth import GrowthRun, KernelPrograms, Kind, Scheduling, open_lab
+from tests.bench.memory_growth import GROW_BYTES, MIB, GrowthRun, KernelPrograms, Kind, Scheduling, open_lab
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, tell, write_record
 from tests.bench.pictures import panels, save
 
@@ -151,10 +152,50 @@ def write(machine: Machine, runs: list[GrowthRun], directory: Path) -> list[Path
     return [record, save(figure, machine.line, directory / "memory.png")]
 
 
+def most_likely_share(events: int, runs: int) -> float:
+    """Upper end of the one-sided 95 % interval of a share (Clopper and Pearson, 1934)."""
+    return float(beta.ppf(0.95, events + 1, runs - events)) if events < runs else 1.0
+
+
+def figures(runs: list[GrowthRun]) -> dict[str, dict[str, str]]:
+    """Rows for pages (`scripts.generate_figures`): all runs with the agent under the default scheduling."""
+    chosen = [run for run in runs if run.scheduling == "default"]
+    if not chosen:
+        return {}
+    rates = [run.rate / 1e9 for run in chosen]
+    kinds = [percentiles([us / 1e3 for run in group for us in run.latency_us]) for group in grouped(chosen).values()]
+
+    def share(events: int) -> str:
+        return f"{events} of {len(chosen)} runs (95 % upper bound {100 * most_likely_share(events, len(chosen)):.2g} %)"
+
+    return {
+        "kills": {
+            "what": f"containers killed, or refused a system call, that grew by {GROW_BYTES / MIB / 1024:g} GiB "
+            f"at {min(rates):.1f} to {max(rates):.1f} GB/s",
+            "unit": "",
+            "shown": share(sum(bool(run.kills or run.failures) for run in chosen)),
+        },
+        "waits": {
+            "what": "of these, runs that had to wait at the limit",
+            "unit": "",
+            "shown": share(sum(run.trapped for run in chosen)),
+        },
+        "granted": {
+            "what": "from what the agent could know to the memory limit raised, p50; p99; ranges over kinds of growth",
+            "unit": "",
+            "shown": "; ".join(
+                f"{min(kind[name] for kind in kinds):.2g} to {max(kind[name] for kind in kinds):.2g} ms"
+                for name in ("p50", "p99")
+            ),
+        },
+    }
+
+
 def as_json(machine: Machine, runs: list[GrowthRun]) -> dict[str, Any]:
     """Everything, each run included."""
     return {
         "machine": machine.as_dict(),
+        "figures": figures(runs),
         "summary": [
             {"scheduling": scheduling, "kind": kind} | summary(group)
             for (scheduling, kind), group in grouped(runs).items()

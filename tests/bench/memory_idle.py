@@ -261,13 +261,10 @@ def table(machine: Machine, runs: list[IdleRun]) -> str:
         lines.append(f"{grown}, kernel programs {programs}: median (range)")
     heads = "".join(f"{name:>{width}}" for name, (_, _, width) in _COLUMNS.items())
     lines += ["", f"{'agent':<9}{'growth':<8}{'runs':>5}{heads}{'kills':>7}{'failed':>8}"]
-    for (scheduling, kind), group in grouped(runs).items():
-        row = summary(group)
-        cells = "".join(
-            f"{Spread(**row[name]).text(digits) if row[name] else '-':>{width}}"
-            for name, digits, width in _COLUMNS.values()
-        )
-        lines.append(f"{scheduling:<9}{kind:<8}{row['runs']:>5}{cells}{row['kills']:>7}{row['failed_calls']:>8}")
+    widths = [width for _, _, width in _COLUMNS.values()]
+    for scheduling, kind, count, *cells, kills, failed in _rows(runs):
+        texts = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        lines.append(f"{scheduling:<9}{kind:<8}{count:>5}{texts}{kills:>7}{failed:>8}")
     return "\n".join(lines)
 
 
@@ -280,4 +277,21 @@ def as_json(machine: Machine, runs: list[IdleRun]) -> dict[str, Any]:
             for (scheduling, kind), group in grouped(runs).items()
         ],
         "runs": [asdict(run) for run in runs],
+        "tables": {
+            programs: {
+                "machine": machine.line,
+                "columns": ["agent", "growth", "runs", *_COLUMNS, "kills", "failed"],
+                "rows": _rows([run for run in runs if run.kernel_programs == programs]),
+            }
+            for programs in dict.fromkeys(run.kernel_programs for run in runs)
+        },
     }
+
+
+def _rows(runs: list[IdleRun]) -> list[list[str]]:
+    rows = []
+    for (scheduling, kind), group in grouped(runs).items():
+        row = summary(group)
+        cells = [Spread(**row[name]).text(digits) if row[name] else "-" for name, digits, _ in _COLUMNS.values()]
+        rows.append([scheduling, kind, str(row["runs"]), *cells, str(row["kills"]), str(row["failed_calls"])])
+    return rows

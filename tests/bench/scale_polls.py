@@ -1,14 +1,14 @@
 """What usage readings between two samples cost: ``make bench-scale ARGS=--polls``.
 
 Where only files can be read, an agent polls the usage of idle containers between two samples, and tells at once of one
-that has used up its quota (`services.agent.sampling.usage.QuotaWatch`). Measured without and with polls in turn: the
+that has used up its quota (`services.agent.sampling.sampler.QuotaWatch`). Measured without and with polls in turn: the
 agent on real control groups, and allocators with synthetic agents whose polls send early batches.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -98,7 +98,27 @@ class PollResults:
             "hosts": [asdict(run) for run in self.hosts],
             "fleets": [asdict(run) for run in self.fleets],
             "notes": self.notes,
+            "tables": {
+                "agent": self._table(hosts, "busy", _AGENT_COLUMNS, _agent_us),
+                "allocator": self._table(fleets, "a node", _ALLOCATOR_COLUMNS, _step_us),
+            },
         }
+
+    def _table(
+        self,
+        groups: Mapping[tuple[int, int, int], list[_Run]],
+        second_head: str,
+        columns: Mapping[str, tuple[Callable[[_Run], float], int]],
+        cost: Callable[[_Run], float],
+    ) -> dict[str, Any]:
+        """For a page: median (range)."""
+        rows, shown = [], [name for name in columns if name in _ON_PAGES]
+        for (first, second, polls), runs in groups.items():
+            cells = [Spread.of([columns[name][0](run) for run in runs]).text(1) for name in shown]
+            more = added(runs, groups.get((first, second, 0), []), cost) if polls else None
+            rows.append([f"{first:,}", f"{second:,}", str(polls), *cells, more.text(1) if more else "-"])
+        heads = ["containers", second_head, "polls", *shown, "polls add us"]
+        return {"machine": self.machine.line, "columns": heads, "rows": rows}
 
 
 def _agent_us(run: AgentRun) -> float:
@@ -110,7 +130,7 @@ def _step_us(run: AllocatorRun) -> float:
 
 
 def us_per_read(run: AgentRun) -> float:
-    """CPU time of polls by the files that they read, what they told included; 0 where none was read."""
+    """CPU time of polls by the files that they read; 0 where none was read."""
     return run.poll_us / run.usage_reads if run.usage_reads else 0.0
 
 
@@ -134,6 +154,8 @@ _ALLOCATOR_COLUMNS: Final[dict[str, tuple[Callable[[AllocatorRun], float], int]]
     "nats us": (lambda run: run.nats_us, 2),
     "changes": (lambda run: run.changed_share, 2),
 }
+
+_ON_PAGES: Final = ("told", "steps", "step us", "agent us", "allocator us", "nats us")
 
 
 def added(runs: Sequence[_Run], without: Sequence[_Run], cost: Callable[[_Run], float]) -> Spread | None:

@@ -98,7 +98,7 @@ class AgentRun:
     told_by_polls: float = 0.0
     """Containers per period that polls told to be throttled."""
     poll_us: float = 0.0
-    """Of `process_us`, what polls took, batches handed to the bus included."""
+    """Of `process_us`, what polls took; to hand their batches to the bus is not in it."""
 
     @property
     def process_us(self) -> float:

@@ -73,8 +73,9 @@ class FaultInjector:
         if self._stop.wait(self.cycle.lead_s):
             return
         for port in itertools.islice(itertools.cycle(self.ports), self.cycle.at_most):
+            since_s = time.monotonic()
             port.fail()
-            self.faults.append(InjectedFault(port.name, time.monotonic()))
+            self.faults.append(InjectedFault(port.name, since_s))
             try:
                 self._stop.wait(self.cycle.down_s)
             finally:

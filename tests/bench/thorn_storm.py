@@ -24,7 +24,6 @@ from typing import Final, Self
 
 from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RouteKind, TcEvent
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS, TC_EVENTS
-from services._host.frr import Frr
 from services._runtime.bus.api import BusError, Delivery
 from services._runtime.command.errors import UnavailableError
 from services.fabric.testbed import connectivity
@@ -40,6 +39,7 @@ from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record
 from tests.bench.thorn import why_not
 from tests.bench.thorn_report import frr_version
 from tests.bench.thorn_storm_report import Cost, StormResults
+from tests.support.bgp_sessions import bgp_drops
 from tests.support.fast_path_lab import run
 from tests.support.lab_events import LabEvents
 from tests.support.lab_faults import blackhole, link_down
@@ -106,7 +106,7 @@ class Watch:
         for kind in (RouteKind.OVERRIDE, RouteKind.OVERRIDE_REMOVED):
             found[str(kind)] = len(self._told.of(kind))
         found["rule writes"] = self._told.operations
-        found["lost sessions"] = sum(sum(lost_sessions(netns).values()) for netns in self._lab.topology.routers)
+        found["lost sessions"] = sum(sum(bgp_drops(netns).values()) for netns in self._lab.topology.routers)
         return found
 
     def taken(self) -> Counter[str]:
@@ -118,12 +118,6 @@ class Watch:
             found |= events.counted()
         del found["underlay"]
         return found
-
-
-def lost_sessions(netns: str) -> dict[str, int]:
-    """Neighbour -> how often bgpd has lost its session."""
-    said = asyncio.run(Frr(netns, within_s=5.0).show_json("bgpd", "show bgp neighbors json"))
-    return {name: int(peer["connectionsDropped"]) for name, peer in said.items() if isinstance(peer, dict)}
 
 
 def standing(lab: Lab) -> list[str]:

@@ -38,19 +38,18 @@ class TracedAgent(Agent):
         self._columns_ns = self._sample_ns = self._read_ns = self._sampled_ns = self._published_ns = 0
         self._batches: list[CfsBatch] = []
         self._poll_notes: list[dict[str, int]] = []
-        """When each poll between two samples began and what it cost, files it read, containers it told of."""
-        self._told: int | None = None
-        """Containers that the present poll has told of; None: this is no poll."""
+        """When each poll between two samples began and what it cost, files it read, containers that it tells of."""
         self._seq = 0
         self._expected_ns: dict[str, int | None] = {}
         """Boundaries of the cuts that are looked at, monotonic."""
 
-    async def start(self) -> None:
-        """Start, and put the stamps in."""
-        await super().start()
-        if self.node is not None:
-            self._stamp_sampling(self.node)
-            self._stamp_orders(self.node)
+    def _choose_scheduling(self) -> None:
+        """Put the stamps in, too: the node is there, and no loop has taken its methods yet."""
+        super()._choose_scheduling()
+        assert self.node is not None
+        self._stamp_sampling(self.node)
+        self._stamp_polls(self.node)
+        self._stamp_orders(self.node)
 
     async def stop(self) -> None:
         """Stop, and write the trace."""
@@ -81,21 +80,9 @@ class TracedAgent(Agent):
         )
         return polls_between_samples
 
-    def _poll(self, node: Node) -> None:
-        samples = node.containers.samples
-        watched = samples.keys is node.containers.order.keys and node.containers.host.shows_usage
-        reads = int(np.count_nonzero(samples.may_burst)) if watched else 0
-        wall_ns, begin_ns, self._told = time.time_ns(), time.thread_time_ns(), 0
-        super()._poll(node)
-        cost_ns = time.thread_time_ns() - begin_ns
-        self._poll_notes.append({"begin_ns": wall_ns, "cost": cost_ns, "reads": reads, "told": self._told})
-        self._told = None
-
     def _publish_batch(self, batch: CfsBatch) -> None:
         super()._publish_batch(batch)
         self._published_ns = time.time_ns()
-        if self._told is not None:
-            self._told += int(np.count_nonzero(batch.column("flags") & SampleFlag.EARLY))
 
     def _stamp_sampling(self, node: Node) -> None:
         sampler, host = node.sampler, node.containers.host
@@ -123,14 +110,31 @@ class TracedAgent(Agent):
         sampler.sample = stamped_sample  # type: ignore[method-assign,assignment,unused-ignore]
         host.read = stamped_read  # type: ignore[method-assign,assignment,unused-ignore]
 
+    def _stamp_polls(self, node: Node) -> None:
+        sampler, containers = node.sampler, node.containers
+        poll = sampler.poll
+
+        def stamped_poll(wall_ns: int) -> list[CfsBatch]:
+            samples = containers.samples
+            watched = samples.keys is containers.order.keys and containers.host.shows_usage
+            reads = int(np.count_nonzero(samples.may_burst)) if watched else 0
+            begin_ns = time.thread_time_ns()
+            batches = poll(wall_ns)
+            cost_ns = time.thread_time_ns() - begin_ns
+            told = sum(int(np.count_nonzero(batch.column("flags") & SampleFlag.EARLY)) for batch in batches)
+            self._poll_notes.append({"begin_ns": wall_ns, "cost": cost_ns, "reads": reads, "told": told})
+            return batches
+
+        sampler.poll = stamped_poll  # type: ignore[method-assign,assignment,unused-ignore]
+
     def _stamp_orders(self, node: Node) -> None:
         orders, containers = node.limits, node.containers
         apply, write_quota, settle_row = orders.apply, containers.write_quota, orders._settle_row
         poll_decreases = orders.poll_decreases
 
-        def stamped_carry_out(update: LimitUpdate, *arguments: Any) -> None:
+        def stamped_carry_out(update: LimitUpdate, *arguments: Any, **keywords: Any) -> None:
             self._seq, begin_ns = update.seq, time.thread_time_ns()
-            apply(update, *arguments)
+            apply(update, *arguments, **keywords)
             self._orders.append((update.seq, time.time_ns(), time.thread_time_ns() - begin_ns))
             self._seq = 0
 

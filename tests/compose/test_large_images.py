@@ -52,6 +52,23 @@ def test_the_advisors_alone_holds_pytorch():
     assert not there["advisor"] & {"google-cloud-aiplatform", "docker"}
 
 
+@pytest.mark.parametrize(("profiles", "more"), [("", set()), ("advisor", {"advisor"})])
+def test_up_makes_the_advisor_with_its_profile_only(profiles, more):
+    """And builds no other image with PyTorch: an installation's time and space are the advisor's."""
+    compose_lab.require("docker-compose")
+    project = compose_lab.ComposeProject()
+    project.environment["COMPOSE_PROFILES"] = profiles
+    try:
+        project.run("up", "--no-start", "--no-build")
+        made = {name for name in (*compose_lab.RUNNING, *SERVICES) if project.containers(name, every=True)}
+        assert made == {*compose_lab.RUNNING, "collector"} | more
+        project.run("down", "--timeout", "1")
+        assert not [name for name in made if project.containers(name, every=True)]
+    finally:
+        project.environment["COMPOSE_PROFILES"] = "advisor"
+        project.remove()
+
+
 def test_no_secret_is_in_a_layer_its_history_or_its_settings():
     scanned: set[str] = set()
     for service in SERVICES:

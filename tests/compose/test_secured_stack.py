@@ -26,7 +26,7 @@ async def test_all_services_are_healthy_and_no_secret_is_told(tmp_path):
     secured = Secured(tmp_path / "compose")
     try:
         await asyncio.to_thread(secured.project.up, *SERVICES)
-        await asyncio.to_thread(secured.project.wait_healthy, *SERVICES, within_s=60)
+        await asyncio.to_thread(secured.project.wait_healthy, *SERVICES)
         await assert_nothing_is_told(secured)
     finally:
         await asyncio.to_thread(secured.project.remove)

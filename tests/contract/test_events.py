@@ -29,10 +29,10 @@ async def test_facts_are_delivered_in_order_from_the_first(lab: BusLab) -> None:
     bus = await lab.bus()
     live: list[int] = []
     await bus.subscribe(event_subject(lab.root), lambda delivery: live.append(number_of(delivery.message)))
-    await bus.flush(2)
+    await bus.flush(60)
     for number in range(40):
         publish(bus, lab.root, number)
-    await bus.flush(5)
+    await bus.flush(60)
     got: list[int] = []
     await follow(await lab.bus(), got)
     await until(lambda: len(got) == 40)
@@ -71,7 +71,7 @@ async def test_a_failed_fact_comes_again(lab: BusLab) -> None:
     await bus.replay(CONTAINER_STREAM, moody)
     for number in (1, 2, 3):
         publish(bus, lab.root, number)
-    await until(lambda: got.count(1) == 3 and {2, 3} <= set(got), within_s=30)
+    await until(lambda: got.count(1) == 3 and {2, 3} <= set(got))
 
     assert (got.count(2), got.count(3)) == (1, 1)
     assert bus.counters["handler_errors"] == 2
@@ -116,7 +116,7 @@ async def test_whether_a_fact_is_stored(lab: BusLab) -> None:
     bus, other = await lab.bus(), await lab.bus()
     stored, missing = (ROUTE_EVENTS.subject(lab.root, node=node) for node in ("n1", "n2"))
     bus.publish_event(stored, container_event(1), message_id="1")
-    await bus.flush(5)
+    await bus.flush(60)
 
     assert await other.is_stored(ROUTE_STREAM, stored)
     assert not await other.is_stored(ROUTE_STREAM, missing)

@@ -118,7 +118,7 @@ async def test_watch(lab: BusLab) -> None:
         await writer.delete("b")
         await until(lambda: "b" not in seen.live)
     await writer.put("c", node_info(4))
-    await bus.flush(2)
+    await bus.flush(60)
 
     assert seen.log == [("a", 1), ("b", 2), ("a", 3), ("b", None)]
 
@@ -149,7 +149,7 @@ async def test_entries_expire(lab: BusLab) -> None:
     async with bucket.watch(seen):
         await bucket.put("a", node_info(1))
         await until(lambda: "a" in seen.live)
-        await until(lambda: "a" not in seen.live, within_s=30)
+        await until(lambda: "a" not in seen.live)
 
     assert await bucket.get("a") is None
     assert await bucket.entries() == {}
@@ -165,9 +165,9 @@ async def test_watch_survives_a_server_restart(lab: BusLab) -> None:
     async with bucket.watch(seen):
         await restart(lab, bus, other)
         await other.bucket(NODES).put("b", node_info(2))
-        await until(lambda: "b" in seen.live, within_s=30)
+        await until(lambda: "b" in seen.live)
         await other.bucket(NODES).delete("a")
-        await until(lambda: "a" not in seen.live, within_s=30)
+        await until(lambda: "a" not in seen.live)
 
     assert seen.live == {"b": 2}
     assert seen.log.count(("a", 1)) == 1
@@ -184,7 +184,7 @@ async def test_watch_may_begin_while_disconnected(lab: BusLab) -> None:
 
     async with bucket.watch(seen):
         await lab.start_server()
-        await until(lambda: seen.live == {"a": 1}, within_s=30)
+        await until(lambda: seen.live == {"a": 1})
 
 
 async def restart(lab: BusLab, *buses: Bus) -> None:
@@ -192,4 +192,4 @@ async def restart(lab: BusLab, *buses: Bus) -> None:
     await lab.stop_server()
     await until(lambda: not any(bus.connected for bus in buses))
     await lab.start_server()
-    await until(lambda: all(bus.connected for bus in buses), within_s=30)
+    await until(lambda: all(bus.connected for bus in buses))

@@ -24,7 +24,7 @@ async def outage(lab: BusLab, *buses: Bus) -> None:
 
 async def recovery(lab: BusLab, *buses: Bus) -> None:
     await lab.start_server()
-    await until(lambda: all(bus.connected for bus in buses), within_s=30)
+    await until(lambda: all(bus.connected for bus in buses))
 
 
 async def test_observations_are_dropped_not_replayed(lab: BusLab) -> None:
@@ -38,9 +38,9 @@ async def test_observations_are_dropped_not_replayed(lab: BusLab) -> None:
     for number in range(100):
         sender.publish(subject, node_info(number))
     await recovery(lab, sender, receiver)
-    await receiver.flush(5)
+    await receiver.flush(60)
     sender.publish(subject, node_info(1_000))
-    await until(lambda: got, within_s=30)
+    await until(lambda: got)
 
     assert got == [1_000]
     assert sender.counters["dropped_disconnected"] == 100
@@ -63,7 +63,7 @@ async def test_facts_wait_for_the_server(lab: BusLab) -> None:
         sender.publish_event(event_subject(lab.root), container_event(number), message_id=str(number))
     assert sender.counters["events_pending"] == 5
     await recovery(lab, sender, receiver)
-    await until(lambda: set(got) == set(range(6)), within_s=30)
+    await until(lambda: set(got) == set(range(6)))
 
     assert list(dict.fromkeys(got)) == [0, 1, 2, 3, 4, 5]
     assert sender.counters["events_pending"] == 0
@@ -81,7 +81,7 @@ async def test_requests_fail_at_once_during_an_outage(lab: BusLab) -> None:
 
     subject = LIMIT_UPDATES.subject(lab.root, node="n1")
     subscription = await server.serve(subject, never)
-    await server.flush(2)
+    await server.flush(60)
     waiting = asyncio.create_task(client.request(subject, node_info(1), timeout_s=30))
     await begun.wait()
     started = time.monotonic()
@@ -132,7 +132,7 @@ async def test_everything_resumes(lab: BusLab) -> None:
         await outage(lab, client, server)
         await recovery(lab, client, server)
         await until(lambda turn=turn: len(told) == 2 * turn)  # type: ignore[misc]
-        await server.flush(5)
+        await server.flush(60)
         client.publish(CFS.subject(lab.root, app="shop", node="n1"), node_info(turn))
         await until(lambda turn=turn: len(got) == turn)  # type: ignore[misc]
         assert number_of(await client.request(command, node_info(turn), timeout_s=5)) == turn
@@ -148,7 +148,7 @@ async def test_close_is_clean(lab: BusLab) -> None:
     bus = await lab.bus()
     handled: list[int] = []
     await bus.subscribe(CFS.pattern(lab.root), lambda delivery: handled.append(number_of(delivery.message)))
-    await bus.flush(2)
+    await bus.flush(60)
     bus.publish(CFS.subject(lab.root, app="shop", node="n1"), node_info(1))
     bus.publish_event(event_subject(lab.root), container_event(1), message_id="1")
 

@@ -16,15 +16,9 @@ from tests.support.secured_nats import SecuredNats
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNats]:
     made = SecuredNats(tmp_path_factory.mktemp("secrets"))
     asyncio.run(made.start())
-    asyncio.run(_declare(made))
+    asyncio.run(made.declare())
     yield made
     asyncio.run(made.stop())
-
-
-async def _declare(server: SecuredNats) -> None:
-    bus = await server.bus(Role.OPERATOR)
-    assert bus.undeclared == []
-    await bus.close(2)
 
 
 def _all_grants(server: SecuredNats) -> dict[str, tuple[Identity, Grants]]:

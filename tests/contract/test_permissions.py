@@ -17,8 +17,18 @@ from schemas.apps import AppSpec
 from schemas.codec import encode
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.permissions import Role, allowed, grants
-from schemas.streams import APPS, LEASES, NODES, OBJECT_STORES, OOM_STREAM
-from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, REPLICA_STATE, token
+from schemas.remote_memory import SlabReply, SlabRequest
+from schemas.streams import APPS, LEASES, NODES, OBJECT_STORES, OOM_STREAM, TRAINING_STREAM
+from schemas.subjects import (
+    LIMIT_UPDATES,
+    MEMORY_REQUESTS,
+    OOM_EVENTS,
+    REPLICA_STATE,
+    SLAB_REQUESTS,
+    TRAINING_EVENTS,
+    token,
+)
+from schemas.trainings import TrainingChange, TrainingEvent
 from services._runtime.bus.api import BusError, BusUnavailableError, Delivery, NotPermittedError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
@@ -41,15 +51,9 @@ SPEC = AppSpec(name="shop", cpu_limit=2, memory_limit=1 << 30)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNats]:
     made = SecuredNats(tmp_path_factory.mktemp("secrets"))
     asyncio.run(made.start())
-    asyncio.run(_declare(made))
+    asyncio.run(made.declare())
     yield made
     asyncio.run(made.stop())
-
-
-async def _declare(server: SecuredNats) -> None:
-    bus = await server.bus(Role.OPERATOR)
-    assert bus.undeclared == []
-    await bus.close(2)
 
 
 @pytest.fixture
@@ -148,6 +152,52 @@ async def test_an_observer_reads_and_watches(server: SecuredNats, operator: Nats
         await bus.close(2)
 
 
+async def test_the_planner_reads_what_hosts_say_of_trainings_without_a_consumer(server: SecuredNats) -> None:
+    runner, planner = await server.bus(Role.RUNNER, MINE), await server.bus(Role.PLANNER)
+    event = TrainingEvent(job="j", node=MINE, training="t", sequence=0, change=TrainingChange.SAVED, time_ns=1)
+    heard: list[Delivery] = []
+    read: list[Delivery] = []
+
+    async def take(_: Delivery) -> None:
+        raise AssertionError("nothing may be replayed")
+
+    await planner.subscribe(TRAINING_EVENTS.pattern("tb"), heard.append)
+    await planner.flush(60)
+    subject = TRAINING_EVENTS.subject("tb", job="j", node=MINE)
+    runner.publish_event(subject, event, message_id=event.message_id)
+    await runner.flush(60)
+    await until(lambda: heard, what="the event")
+    await planner.read_stored(TRAINING_STREAM, TRAINING_EVENTS.pattern("tb"), read.append)
+    with pytest.raises(NotPermittedError):
+        await planner.replay(TRAINING_STREAM, take)
+
+    assert [(each.subject, each.message) for each in heard + read] == [(subject.text, event)] * 2
+    for bus in (runner, planner):
+        await bus.close(2)
+
+
+async def test_a_host_asks_another_one_for_memory_in_its_own_name_only(server: SecuredNats) -> None:
+    """What the daemon bounds what one host may hold by."""
+    mine, others = await server.bus(Role.MEMORY, MINE), await server.bus(Role.MEMORY, OTHERS)
+    asked: list[str] = []
+
+    async def give(delivery: Delivery) -> SlabReply:
+        asked.append(delivery.subject)
+        return SlabReply(address="10.0.0.2:1", export="5f" * 32)
+
+    await others.serve(SLAB_REQUESTS.pattern("tb", daemon=OTHERS), give)
+    await others.flush(60)
+    request = SlabRequest(node=MINE, device="swap", slab_bytes=1 << 20)
+    subject = SLAB_REQUESTS.subject("tb", daemon=OTHERS, node=MINE)
+    assert isinstance(await mine.request(subject, request, timeout_s=60), SlabReply)
+    with pytest.raises(NotPermittedError):
+        await mine.request(SLAB_REQUESTS.subject("tb", daemon=OTHERS, node=OTHERS), request, timeout_s=60)
+
+    assert asked == [subject.text]
+    for bus in (mine, others):
+        await bus.close(2)
+
+
 async def test_a_reply_subject_is_no_way_around(server: SecuredNats, operator: NatsBus) -> None:
     """The server checks nobody's right to name one; what a host names is a subject of the hosts' account."""
     allocator, agent = await server.bus(Role.ALLOCATOR), server.user(Role.AGENT, MINE).identity
@@ -231,7 +281,7 @@ async def test_observers_and_nobody_else_come_by_websocket(server: SecuredNats) 
     assert "Authorization Violation" in said[Role.OPERATOR]
 
 
-async def test_only_centre_and_operator_declare(tmp_path: Path) -> None:
+async def test_only_centre_and_administrator_declare(tmp_path: Path) -> None:
     """On a new server a host's services wait for those who may, and lose nothing."""
     async with SecuredNats(tmp_path / "secrets") as server:
         agent = await server.bus(Role.AGENT, MINE)
@@ -262,12 +312,18 @@ def test_keys_are_kept_and_only_their_owner_reads_them(tmp_path: Path) -> None:
     assert _config(tmp_path, "--node", MINE)[0] == 0
     seeds = {path.name: path.read_text() for path in (tmp_path / "secrets").glob("*.nk")}
     assert set(seeds) == {
-        *(f"{role}.nk" for role in ("allocator", "collector", "advisor", "kubeoperator", "operator", "observer")),
-        *(f"{role}-{MINE}.nk" for role in ("agent", "reconciler", "fast_path")),
+        *(f"{role}.nk" for role in ("allocator", "collector", "advisor", "kubeoperator", "planner", "scheduler")),
+        "aggregator.nk",
+        "trainer.nk",
+        *(f"{role}.nk" for role in ("administrator", "operator", "observer")),
+        *(f"{role}-{MINE}.nk" for role in ("agent", "reconciler", "fast_path", "runner", "memory")),
     }
     for path in (tmp_path / "secrets").iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+
+    assert _config(tmp_path / "with-slurm", "--slurm")[0] == 0
+    assert (tmp_path / "with-slurm" / "secrets" / "slurm.nk").exists()
 
     code, text = _config(tmp_path, "--node", OTHERS)
     assert code == 0
@@ -325,12 +381,14 @@ def test_keys_of_another_user_are_named(tmp_path: Path) -> None:
     assert "secrets/allocator.nk cannot be read: Permission denied" in text.replace("\n", "")
 
 
-async def test_an_observer_declares_nothing(server: SecuredNats, monkeypatch: pytest.MonkeyPatch) -> None:
-    for role, code in ((Role.OPERATOR, 0), (Role.OBSERVER, 77)):
+async def test_people_other_than_administrators_declare_nothing(
+    server: SecuredNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for role, code in ((Role.ADMINISTRATOR, 0), (Role.OPERATOR, 77), (Role.OBSERVER, 77)):
         for name, value in server.environment(role).items():
             monkeypatch.setenv(name, value)
         done = await asyncio.to_thread(CliRunner().invoke, app, ["nats", "declare", "--json"])
-        assert (done.exit_code, "needs the operator's key" in done.output) == (code, bool(code)), done.output
+        assert (done.exit_code, "needs the administrator's key" in done.output) == (code, bool(code)), done.output
         if code:
             assert json.loads(done.stderr)["error"]["kind"] == "no_permission"
         else:

@@ -17,12 +17,12 @@ async def test_messages_arrive_in_order(lab: BusLab) -> None:
     sender, receiver = await lab.bus(), await lab.bus()
     got: list[int] = []
     await receiver.subscribe(CFS.pattern(lab.root), lambda delivery: got.append(number_of(delivery.message)))
-    await receiver.flush(2)
+    await receiver.flush(60)
     subject = CFS.subject(lab.root, app="shop", node="n1")
 
     for number in range(2_000):
         sender.publish(subject, node_info(number))
-    await sender.flush(2)
+    await sender.flush(60)
     await until(lambda: len(got) == 2_000)
 
     assert got == list(range(2_000))
@@ -35,7 +35,7 @@ async def test_delivery_tells_subject_and_size(lab: BusLab) -> None:
     bus = await lab.bus()
     got: list[Delivery] = []
     await bus.subscribe(wildcard(lab.root), got.append)
-    await bus.flush(2)
+    await bus.flush(60)
 
     bus.publish(CFS.subject(lab.root, app="shop", node="gpu01.rack2"), node_info(1))
     await until(lambda: got)
@@ -53,7 +53,7 @@ async def test_wildcards_select(lab: BusLab) -> None:
     await bus.subscribe(CFS.pattern(lab.root, app="shop"), lambda d: by_app.append(number_of(d.message)))
     await bus.subscribe(wildcard(lab.root, "obs.>"), lambda d: everything.append(number_of(d.message)))
     await bus.subscribe(CFS.subject(lab.root, app="shop", node="n1"), lambda d: exact.append(number_of(d.message)))
-    await bus.flush(2)
+    await bus.flush(60)
 
     bus.publish(CFS.subject(lab.root, app="shop", node="n1"), node_info(1))
     bus.publish(CFS.subject(lab.root, app="shop", node="n2"), node_info(2))
@@ -76,7 +76,7 @@ async def test_queue_group_shares(lab: BusLab) -> None:
     await second.subscribe(CFS.pattern(lab.root), lambda d: shares[1].append(number_of(d.message)), queue="workers")
     await second.subscribe(CFS.pattern(lab.root), lambda d: everything.append(number_of(d.message)))
     for bus in (first, second):
-        await bus.flush(2)
+        await bus.flush(60)
 
     for number in range(200):
         sender.publish(CFS.subject(lab.root, app="shop", node="n1"), node_info(number))
@@ -97,7 +97,7 @@ async def test_garbage_is_counted_and_never_fatal(lab: BusLab) -> None:
         LIMIT_UPDATES.subject(lab.root, node="n1"),
     ]
     await bus.subscribe(wildcard(lab.root), lambda delivery: got.append(number_of(delivery.message)))
-    await bus.flush(2)
+    await bus.flush(60)
 
     for subject in subjects:
         for data in GARBAGE:
@@ -121,7 +121,7 @@ async def test_handler_exception_stops_nothing(lab: BusLab) -> None:
             raise ValueError("odd")
 
     await bus.subscribe(CFS.pattern(lab.root), handle)
-    await bus.flush(2)
+    await bus.flush(60)
     for number in range(10):
         bus.publish(CFS.subject(lab.root, app="shop", node="n1"), node_info(number))
     await until(lambda: len(got) == 10)
@@ -136,7 +136,7 @@ async def test_stopped_subscription_is_silent(lab: BusLab) -> None:
     live: list[int] = []
     subscription = await bus.subscribe(CFS.pattern(lab.root), lambda d: stopped.append(number_of(d.message)))
     await bus.subscribe(CFS.pattern(lab.root), lambda d: live.append(number_of(d.message)))
-    await bus.flush(2)
+    await bus.flush(60)
     subject = CFS.subject(lab.root, app="shop", node="n1")
 
     bus.publish(subject, node_info(1))

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from schemas.apps import AppSpec
 from schemas.network import DiffReply, DiffRequest, NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
 from schemas.oom import MemoryReply
 from schemas.permissions import _ASKS, _BUCKET_USES, _LOOKS_UP, _REPLAYS, _STORE_USES, Role
+from schemas.plans import PlanRequest
 from schemas.predictions import PredictRequest, RankRequest
 from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply
 from schemas.registry import (
@@ -26,16 +27,29 @@ from schemas.registry import (
     ALLOCATOR_STATE,
     CHANNELS,
     ENDPOINTS,
+    PLANNER_PLAN,
+    SCHEDULER_SUBMIT,
     Delivery,
+)
+from schemas.scheduling import (
+    IterationSample,
+    IterationSource,
+    JobSpan,
+    JobSpec,
+    SubmitRequest,
+    WorkerChange,
+    WorkerLogRequest,
 )
 from schemas.streams import APPS, STREAMS
 from schemas.subjects import (
     JOB_RECORDS,
+    LAYER_PROFILES,
     LIMIT_UPDATES,
     MEMORY_REQUESTS,
     RECONCILER_DIFF,
     RECONCILER_RULES,
     RECONCILER_STATE,
+    WORK_ORDERS,
     wildcard,
 )
 from services._runtime.bus.api import Bus
@@ -45,12 +59,14 @@ from services.advisor.settings import AdvisorSettings
 from services.advisor.training import train
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
+from services.aggregator.settings import AggregatorSettings
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from services.cli.advise.query import ask
 from services.cli.apps.allocators import allocator_explain, allocator_state
 from services.cli.nats.tap import PUBLISHED
 from services.cli.network.command import query_node
+from services.collector.layers.publishing import publish_on
 from services.collector.profiler.options import parse
 from services.collector.profiler.recording import LocalRun
 from services.collector.service import Collector
@@ -58,19 +74,43 @@ from services.collector.settings import CollectorSettings
 from services.collector.write_ahead_log import Journal
 from services.kubeoperator.service import Kubeoperator
 from services.kubeoperator.settings import KubeoperatorSettings
+from services.memory.settings import MemorySettings
+from services.memory.swap_devices import SwapDevices
+from services.planner.service import Planner
+from services.planner.settings import PlannerSettings
+from services.runner.service import Runner
+from services.runner.slurm.service import SlurmRunner
+from services.runner.slurm.settings import SlurmSettings
+from services.scheduler.commands.log_reader import LogChoice, LogReader
+from services.scheduler.service import Scheduler
+from services.scheduler.settings import SchedulerSettings
+from services.trainer.commands.publishing import BusPublisher
+from services.trainer.commands.registration import registered
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_network import UPLINKS, mac
+from tests.support.fake_runner import FakeRunner
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.fake_workers import FakeWorkers
 from tests.support.job_records import job_record, run_profile
 from tests.support.kubernetes_api import KubernetesApi
+from tests.support.layer_profiles import cluster
+from tests.support.layer_profiles import profile as layer_profile
 from tests.support.limit_orders import update
+from tests.support.local_aggregators import LocalService, asked, end, place
+from tests.support.memory_hosts import local_daemon, service_on
 from tests.support.reconciler_lab import ReconcilerLab
 from tests.support.recording_bus import Recorded, RecordingBus, Use
+from tests.support.runner_lab import JOB, RunnerLab, job_spec, run_order
 from tests.support.service_in_process import run_in_process
+from tests.support.slurm_jobs import slurm_order
+from tests.support.swap_host import DISK as SWAP_DISK
+from tests.support.swap_host import SwapHost
+from tests.support.trainer_plans import plan_of
 from tests.support.training_jobs import features, records
+from tests.support.training_reports import event, saying, steps
 
 MIB = 1 << 20
 
@@ -96,7 +136,11 @@ def listed(role: Role) -> dict[Use, set[str]]:
         Use.REPLAY: replayed,
         Use.LOOK_UP: {stream.name for stream in _LOOKS_UP.get(role, ())},
         Use.WATCH: {bucket.name for bucket, use in _BUCKET_USES.items() if role in use.watchers},
-        Use.WRITE: {bucket.name for bucket, use in _BUCKET_USES.items() if role in (*use.writers, *use.own_key)},
+        Use.WRITE: {
+            bucket.name
+            for bucket, use in _BUCKET_USES.items()
+            if role in (*use.writers, *use.own_key, *(other for other, _ in use.one_key))
+        },
         Use.STORE: {store.name for store, roles in _STORE_USES.items() if role in roles},
     }
     return {use: names for use, names in uses.items() if names}
@@ -157,7 +201,8 @@ async def test_allocator(tmp_path: Path) -> None:
     agent = AgentSettings.load({}, node="n1", host="simulated", scenario_file=path)
     allocator = AllocatorSettings.load({}, warm_up_s=0.1)
     async with run_in_process(Agent, agent, MemoryBus(broker)), run_in_process(Allocator, allocator, bus):
-        await until(lambda: Use.PUBLISH_FACT in bus.recorded, within_s=30, what="the refusal")
+        facts = bus.recorded[Use.PUBLISH_FACT]
+        await until(lambda: len(facts) == 2, within_s=30, what="the refusal, and what limits saved")
         await until(lambda: {Use.REQUEST, Use.PUBLISH} <= set(bus.recorded), within_s=30, what="limit updates")
     compare(Role.ALLOCATOR, bus.recorded)
 
@@ -186,9 +231,11 @@ async def test_collector(tmp_path: Path) -> None:
         journal.append(run_profile(1))
     async with run_in_process(Collector, CollectorSettings.load({}, directory=tmp_path), bus):
         await until(lambda: len(bus.recorded[Use.PUBLISH_FACT]) == 2, what="both records")
+        await until(lambda: Use.REPLAY in bus.recorded, what="the scheduler's stream")
     options = ["--interval", "0.05", "--grace", "0.2", "--run", "r", "--out", str(tmp_path)]
     workers = FakeWorkers(ends=[(3, 0), (3, 0)])
     await LocalRun(parse([*options, "--", "train"]), workers, bus).live()  # type: ignore[arg-type]
+    await publish_on(bus, layer_profile())
     compare(Role.COLLECTOR, bus.recorded)
 
 
@@ -222,6 +269,126 @@ async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(Role.ADVISOR, bus.recorded)
 
 
+async def test_planner() -> None:
+    """A profile that is known, and a plan that is made of it and told."""
+    broker = MemoryBroker()
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+    known = layer_profile()
+    ours.publish_event(LAYER_PROFILES.subject("tb", profile=known.profile), known, message_id="1")
+    asked = PlanRequest(job="train", task=known.task, cluster=cluster(("fast", "a", 8)), batch=4)
+    async with run_in_process(Planner, PlannerSettings.load({}, timeout_s=60), bus):
+        reply = await ours.request(PLANNER_PLAN.template.subject("tb"), asked, timeout_s=120)
+        assert getattr(reply, "plan", None) is not None, reply
+    compare(Role.PLANNER, bus.recorded)
+
+
+async def test_aggregator() -> None:
+    """A job that is placed and ends, by the instance that leads."""
+    broker = MemoryBroker()
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+    async with run_in_process(LocalService, AggregatorSettings.load({}, processes=1), bus) as service:
+        await until(lambda: service.serving, what="the lead")
+        await place(ours, asked())
+        await end(ours)
+        await until(lambda: Use.PUBLISH_FACT in bus.recorded, what="the events")
+    compare(Role.AGGREGATOR, bus.recorded)
+
+
+async def test_memory(tmp_path: Path) -> None:
+    """Two hosts: a slab of one swaps, goes to the other, and is said to have."""
+    kernel, broker = SwapHost(13 * MIB), MemoryBroker()
+    kernel.export_bytes = 4 * MIB
+    devices = SwapDevices(tmp_path / "small", lambda: kernel.as_host)
+    with devices.locked("swap") as device:
+        device.attach(SWAP_DISK, 4 * MIB)
+    kernel.synchronized.add("swap-0")
+    bus, lender = RecordingBus(broker), MemoryBus(broker)
+    small, big = (
+        MemorySettings.load({}, node=node, state_directory=tmp_path / node, trusted_hosts=("*",))
+        for node in ("small", "big")
+    )
+
+    def swaps() -> bool:
+        kernel.pages["swap-0"] = kernel.pages.get("swap-0", 0) + 1_000
+        return {Use.PUBLISH_FACT, Use.REQUEST, Use.READ} <= set(bus.recorded)
+
+    async with (
+        local_daemon() as daemon,
+        run_in_process(service_on(SwapHost(0), daemon), big, lender),
+        run_in_process(service_on(kernel), small, bus) as service,
+    ):
+        await until(lambda: service.not_ready() is None, what="the registration")
+        await until(swaps, what="the slab mapped")
+    compare(Role.MEMORY, bus.recorded)
+
+
+async def test_runner(tmp_path: Path) -> None:
+    """A worker that is started and ends, what it wrote, and what it said of its training."""
+    lab = RunnerLab(tmp_path)
+    bus = RecordingBus(lab.broker)
+    await lab.listen()
+    async with run_in_process(Runner, lab.settings, bus) as runner:
+        await until(lambda: runner.not_ready() is None, what="the registration")
+        command = ("sh", "-c", 'echo done; exec "$@"', "sh", *saying(steps(), event()))
+        await lab.ask(run_order(job_spec(lab.work, command)))
+        await lab.until_change(WorkerChange.ENDED)
+        assert (await lab.log(WorkerLogRequest(job=JOB))).text == "done\n"
+        # A real one needs two namespaces: tests/kernel/test_pacing.py.
+        runner._publish_iteration(
+            IterationSample(
+                job=JOB,
+                attempt=1,
+                rank=0,
+                node=lab.settings.node,
+                time_ns=1,
+                period_us=2,
+                sending_us=1,
+                sent_bytes=1,
+                source=IterationSource.SOCKETS,
+            )
+        )
+    compare(Role.RUNNER, bus.recorded)
+
+
+async def test_trainer(tmp_path: Path) -> None:
+    """A training by hand, with a bus; an elastic one registers its name."""
+    broker = MemoryBroker()
+    bus = RecordingBus(broker)
+    publisher = BusPublisher(cast("Any", bus))
+    for message in (steps(), event()):
+        publisher.publish(message)
+    async with registered(publisher, plan_of([12], [1], [1]), print, tmp_path):
+        pass
+    service_bus = MemoryBus(broker)
+    async with run_in_process(LocalService, AggregatorSettings.load({}, processes=1), service_bus) as service:
+        await until(lambda: service.serving, what="the lead")
+        await place(cast("Any", bus), asked())
+        await end(cast("Any", bus))
+    compare(Role.TRAINER, bus.recorded)
+
+
+async def test_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order to run, whose workers end, and a look at a log; a Slurm in memory."""
+    slurm, broker = FakeSlurm(tmp_path), MemoryBroker()
+
+    async def run(command: tuple[str, ...], _timeout_s: float, *_more: object) -> str:
+        return await slurm(command)
+
+    monkeypatch.setattr("services.runner.slurm.service.run", run)
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+    settings = SlurmSettings.load(
+        {}, directory=tmp_path, allow_root=True, poll_interval_s=0.05, holder_directory=tmp_path / "holders"
+    )
+    async with run_in_process(SlurmRunner, settings, bus):
+        await until(lambda: Use.SERVE in bus.recorded and Use.WRITE in bus.recorded, what="the registrations")
+        await until(lambda: len(bus.recorded[Use.SERVE]) == 2, what="both kinds of requests")
+        reply = await ours.request(WORK_ORDERS.subject("tb", node="n1"), slurm_order(), timeout_s=20)
+        assert getattr(reply, "obeyed", False), reply
+        slurm.start_waiting()
+        await until(lambda: Use.PUBLISH_FACT in bus.recorded, what="the start")
+    compare(Role.SLURM, bus.recorded)
+
+
 async def _state(_delivery: Any) -> StateReply:
     """Of a replica that is not the owner."""
     spec = AppSpec(name="shop", cpu_limit=1, memory_limit=64 * MIB)
@@ -252,6 +419,36 @@ async def test_kubeoperator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     compare(Role.KUBEOPERATOR, bus.recorded)
 
 
+async def test_scheduler() -> None:
+    """A job from its submission to its end on a node of one slot, and another one that waits for it."""
+    broker = MemoryBroker()
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+    runner = FakeRunner(MemoryBus(broker), "n1", slots=1)
+    runner.info = runner.info.model_copy(update={"device_kind": "fast", "device_memory_bytes": 8 << 30})
+    await runner.start()
+    async with run_in_process(Scheduler, SchedulerSettings.load({}), bus) as scheduler:
+        await until(
+            lambda: scheduler.inbox.closed is None and scheduler.lead.state.nodes, what="the lead, and the node"
+        )
+        for job in ("first", "second"):
+            spec = JobSpec(job=job, command=("train",), directory="/srv", model="tiny", batch=4)
+            await ours.request(SCHEDULER_SUBMIT.template.subject("tb"), SubmitRequest(spec=spec), timeout_s=5)
+        await until(runner.running, what="the worker")
+        runner.tell("first", WorkerChange.ENDED)
+        await until(lambda: "first" in scheduler.lead.state.finished, what="its end")
+        await until(lambda: {Use.READ, Use.WRITE} <= set(bus.recorded), what="specs and applications")
+        await until(lambda: {"apps", "job_specs"} <= bus.recorded[Use.READ] & bus.recorded[Use.WRITE], what="both")
+    await runner.stop()
+    compare(Role.SCHEDULER, bus.recorded)
+
+
+async def _read_log(bus: Bus) -> None:
+    reader = LogReader(bus, LogChoice("train", None, None, lines=1, follow=False, as_json=False))
+    reader.open(JobSpan(attempt=1, begin_ns=0, nodes=("n1",)), is_first=True)
+    (worker,) = reader.workers.values()
+    await reader.read(worker)
+
+
 async def test_cli() -> None:
     """Every question of its commands; `turnbuckle tap` reads whatever is published."""
     broker = MemoryBroker()
@@ -268,6 +465,7 @@ async def test_cli() -> None:
         lambda bus: query_node(bus, RECONCILER_DIFF, "n1", DiffRequest(), DiffReply),
         lambda bus: query_node(bus, RECONCILER_RULES, "n1", RulesRequest(), RulesReply),
         lambda bus: ask(bus, RankRequest(task=features("z"), workers=(1,)), training_timeout_s=0.0),
+        _read_log,
     ]
     await asyncio.gather(*(question(bus) for question in questions), return_exceptions=True)
     queries = {endpoint.template.text for endpoint in (ALLOCATOR_STATE, ALLOCATOR_EXPLAIN, ADVISOR_RANK)}

@@ -32,11 +32,33 @@ async def test_request_and_reply(lab: BusLab) -> None:
     client, server = await lab.bus(), await lab.bus()
     subject = LIMIT_UPDATES.subject(lab.root, node="n1")
     await server.serve(subject, double)
-    await server.flush(2)
+    await server.flush(60)
 
     replies = await asyncio.gather(*(client.request(subject, node_info(n), timeout_s=2) for n in range(50)))
 
     assert [number_of(reply) for reply in replies] == [2 * n for n in range(50)]
+
+
+async def test_a_request_is_sent_before_anybody_waits_for_its_reply(lab: BusLab) -> None:
+    """Replies are waited for in any order, and later."""
+    client, server = await lab.bus(), await lab.bus()
+    subject = LIMIT_UPDATES.subject(lab.root, node="n1")
+    asked: list[int] = []
+
+    async def note(delivery: Delivery) -> Message:
+        asked.append(number_of(delivery.message))
+        return await double(delivery)
+
+    await server.serve(subject, note)
+    await server.flush(60)
+
+    pending = [client.send_request(subject, node_info(n), timeout_s=60) for n in range(3)]
+    client.write_now()
+    await until(lambda: asked == [0, 1, 2])
+
+    assert [number_of(await reply()) for reply in reversed(pending)] == [4, 2, 0]
+    with pytest.raises(NoResponderError):
+        await client.send_request(LIMIT_UPDATES.subject(lab.root, node="nobody"), node_info(1), timeout_s=60)()
 
 
 async def test_no_responder_is_told_at_once(lab: BusLab) -> None:
@@ -61,7 +83,7 @@ async def test_request_times_out(lab: BusLab) -> None:
 
     subject = LIMIT_UPDATES.subject(lab.root, node="n1")
     await bus.serve(subject, slow)
-    await bus.flush(2)
+    await bus.flush(60)
 
     with pytest.raises(RequestTimeoutError, match=r"within 0\.1 s"):
         await bus.request(subject, node_info(1), timeout_s=0.1)
@@ -84,7 +106,7 @@ async def test_responder_that_raises_refuses(lab: BusLab) -> None:
 
     subject = LIMIT_UPDATES.subject(lab.root, node="n1")
     await bus.serve(subject, moody)
-    await bus.flush(2)
+    await bus.flush(60)
 
     with pytest.raises(RequestRefusedError, match="oops") as bug:
         await bus.request(subject, node_info(1), timeout_s=2)
@@ -109,7 +131,7 @@ async def test_requests_are_served_concurrently(lab: BusLab) -> None:
 
     command = LIMIT_UPDATES.subject(lab.root, node="n1")
     await bus.serve(command, meet)
-    await bus.flush(2)
+    await bus.flush(60)
     await asyncio.gather(*(bus.request(command, node_info(n), timeout_s=5) for n in range(20)))
 
 
@@ -118,7 +140,7 @@ async def test_garbage_request_is_refused(lab: BusLab) -> None:
     bus = await lab.bus()
     subject = LIMIT_UPDATES.subject(lab.root, node="n1")
     await bus.serve(subject, double)
-    await bus.flush(2)
+    await bus.flush(60)
 
     await lab.publish_raw(subject.text, b"\xff\xff")
     await until(lambda: bus.counters.get("undecodable_no_reply_subject") == 1)
@@ -139,7 +161,7 @@ async def test_stop_answers_what_is_under_way(lab: BusLab) -> None:
 
     subject = LIMIT_UPDATES.subject(lab.root, node="n1")
     subscription = await server.serve(subject, slow)
-    await server.flush(2)
+    await server.flush(60)
     request = asyncio.create_task(client.request(subject, node_info(3), timeout_s=5))
     await begun.wait()
     stop = asyncio.create_task(subscription.stop())
@@ -162,7 +184,7 @@ async def test_queries(lab: BusLab) -> None:
     """A micro service answers on cmd.<service>.<name>; requests that do not fit are refused with code 400."""
     client, server = await lab.bus(), await lab.bus()
     service = await server.serve_queries("allocator", "0.1.0", "limits", {ALLOCATOR_STATE: state})
-    await server.flush(2)
+    await server.flush(60)
     subject = ALLOCATOR_STATE.template.subject(lab.root)
 
     reply = await client.request(subject, StateRequest(), timeout_s=2)
@@ -187,7 +209,7 @@ async def test_queries_in_json_by_hand(nats_server: object) -> None:
     lab = NatsLab(nats_server)  # type: ignore[arg-type]
     bus = await lab.bus()
     await bus.serve_queries("allocator", "0.1.0", "limits", {ALLOCATOR_STATE: state})
-    await bus.flush(2)
+    await bus.flush(60)
     raw = await lab.raw()
     subject = ALLOCATOR_STATE.template.subject(lab.root).text
 

@@ -40,20 +40,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNats]:
 
 
 @pytest.fixture
-async def operator(server: SecuredNats) -> AsyncIterator[NatsBus]:
-    bus = await server.bus(Role.OPERATOR)
+async def administrator(server: SecuredNats) -> AsyncIterator[NatsBus]:
+    bus = await server.bus(Role.ADMINISTRATOR)
     assert bus.undeclared == []
     yield bus
     await bus.close(2)
 
 
-async def stored(operator: NatsBus) -> dict[str, int]:
-    """Messages per subject, of everything that is kept."""
+async def stored(administrator: NatsBus) -> dict[str, int]:
+    """Messages per subject, of everything that is kept; where only the newest is, so many as the stream ever took."""
     found: dict[str, int] = {}
     names = [each.stream_name("tb") for each in STREAMS] + [f"KV_{each.bucket_name('tb')}" for each in BUCKETS]
+    newest_only = {each.stream_name("tb") for each in STREAMS if each.newest_per_subject}
     for name in [*names, "OBJ_tb_models"]:
-        info = await operator.jetstream.stream_info(name, subjects_filter=">")
-        found |= info.state.subjects or {}
+        info = await administrator.jetstream.stream_info(name, subjects_filter=">")
+        subjects = info.state.subjects or {}
+        found |= dict.fromkeys(subjects, info.state.last_seq) if name in newest_only else subjects
     return found
 
 
@@ -64,7 +66,7 @@ async def test_acknowledgements_push_nobody_elses_facts_out(tmp_path: Path) -> N
     times: list[int] = []
     subject = OOM_EVENTS.subject("tb", app="shop", node=OTHERS)
     async with SecuredNats(tmp_path / "secrets") as server:
-        operator, victim = await server.bus(Role.OPERATOR), await server.bus(Role.AGENT, OTHERS)
+        administrator, victim = await server.bus(Role.ADMINISTRATOR), await server.bus(Role.AGENT, OTHERS)
         for number in range(3):
             victim.publish_event(subject, oom_event(node=OTHERS, time_ns=number), message_id=f"{number}")
         await victim.flush(10)
@@ -77,14 +79,14 @@ async def test_acknowledgements_push_nobody_elses_facts_out(tmp_path: Path) -> N
         victim.publish_event(subject, oom_event(node=OTHERS, time_ns=3), message_id="3")  # behind all that was sent
         await victim.flush(30)
         await read_stored(
-            operator,
+            administrator,
             OOM_STREAM,
             OOM_EVENTS.pattern("tb"),
             0.0,
             lambda it: times.append(it.message.time_ns) if it.message.node == OTHERS else None,
         )
-        kept = await stored(operator)
-        for bus in (operator, victim):
+        kept = await stored(administrator)
+        for bus in (administrator, victim):
             await bus.close(2)
 
     assert kept == {"tb.evt.oom.gpu-02": 4, "tb.evt.oom.gpu-01/example": limit}
@@ -92,14 +94,14 @@ async def test_acknowledgements_push_nobody_elses_facts_out(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("role", NODE_ROLES)
-async def test_an_answer_to_a_host_is_stored_nowhere(server: SecuredNats, operator: NatsBus, role: Role) -> None:
+async def test_an_answer_to_a_host_is_stored_nowhere(server: SecuredNats, administrator: NatsBus, role: Role) -> None:
     """Whatever the user may ask or publish, and whichever stored subject it names to be answered at."""
     user = server.user(role, MINE).identity
     own = [each for each in every_subject() if allowed(grants(user, "tb").publish, each)]
     targets = [each for each in every_subject() if each.startswith(STORED) and each not in own]
     assert any(each.startswith("$JS.API.") for each in own)
     assert len(targets) > 15
-    before = await stored(operator)
+    before = await stored(administrator)
     async with Trial(server, user) as trial:
         for subject in own:
             for target in targets:
@@ -109,7 +111,7 @@ async def test_an_answer_to_a_host_is_stored_nowhere(server: SecuredNats, operat
                 await trial.client.request(subject, b"x", timeout=10)  # so the others were answered before
         assert trial.refused["publish"] == set()
     written = await write_last(server, role.value)
-    new = {key: count - before.get(key, 0) for key, count in (await stored(operator)).items()}
+    new = {key: count - before.get(key, 0) for key, count in (await stored(administrator)).items()}
 
     assert {key for key, count in new.items() if count and not key.endswith("gpu-01/example")} == written
     assert {new[key] for key in written} == {1}
@@ -123,7 +125,7 @@ async def write_last(server: SecuredNats, name: str) -> set[str]:
         (Role.RECONCILER, OTHERS),
         (Role.COLLECTOR, None),
         (Role.ADVISOR, None),
-        (Role.OPERATOR, None),
+        (Role.ADMINISTRATOR, None),
     ):
         user = server.user(role, node).identity
         async with Trial(server, user) as trial:
@@ -133,7 +135,7 @@ async def write_last(server: SecuredNats, name: str) -> set[str]:
                 answer = await trial.client.request(subject, b"x", timeout=10)
                 assert "error" not in json.loads(answer.data), answer.data
                 written.add(subject.replace(f".{token('x.1')}.", ".") if node else subject)
-            if role is Role.OPERATOR:
+            if role is Role.ADMINISTRATOR:
                 buckets = [f"$KV.{each.bucket_name('tb')}" for each in BUCKETS]
                 for subject in (*(f"{bucket}.{name}" for bucket in buckets), f"$O.tb_models.M.{name}"):
                     await trial.client.request(subject, b"x", timeout=10)
@@ -166,7 +168,7 @@ class _OneAccount(SecuredNats):
 async def test_a_server_of_an_older_version_is_reloaded_twice(tmp_path: Path) -> None:
     """As docs/operations.md says: after the first reload the new account's imports of services are not there yet."""
     async with _OneAccount(tmp_path / "secrets") as server:
-        operator = await server.bus(Role.OPERATOR)
+        administrator = await server.bus(Role.ADMINISTRATOR)
         async with Trial(server, server.user(Role.AGENT, MINE).identity) as trial:
             await trial.client.request(OWN_FACT, b"x", timeout=10)
         (server.log_path.parent / USERS_FILE).write_text(users_text(server.users, server.root))
@@ -176,8 +178,8 @@ async def test_a_server_of_an_older_version_is_reloaded_twice(tmp_path: Path) ->
             answer = await trial.client.request(OWN_FACT, b"x", timeout=10)
             await trial.client.publish(OWN_FACT, b"x", reply=f"tb.evt.oom.shop.{OTHERS}")
             await trial.client.request(OWN_FACT, b"x", timeout=10)
-        kept = await stored(operator)
-        await operator.close(2)
+        kept = await stored(administrator)
+        await administrator.close(2)
 
     assert json.loads(answer.data)["seq"] == 2, "what was stored is there, and it is the same stream"
     assert kept == {"tb.evt.oom.gpu-01/example": 4}

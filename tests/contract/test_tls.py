@@ -41,7 +41,7 @@ async def server(certificates: Path, tmp_path: Path) -> AsyncIterator[SecuredNat
 @pytest.mark.parametrize("first", [None, True, False])
 async def test_who_knows_the_authority_is_served(server: SecuredNats, scheme: str, first: bool | None) -> None:
     options = dataclasses.replace(
-        server.options(Role.OPERATOR), servers=(f"{scheme}://127.0.0.1:{server.port}",), tls_first=first
+        server.options(Role.ADMINISTRATOR), servers=(f"{scheme}://127.0.0.1:{server.port}",), tls_first=first
     )
     bus = await NatsBus.connect(options)
 
@@ -55,7 +55,7 @@ async def test_the_end_of_an_encrypted_connection_is_no_warning_of_asyncio(
     server: SecuredNats, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not when the server closes it, and not when we do: a service would log it at each attempt to connect."""
-    bus = await NatsBus.connect(server.options(Role.OPERATOR))
+    bus = await NatsBus.connect(server.options(Role.ADMINISTRATOR))
     before = bus.counters["reconnects"]
 
     await server.halt()

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from schemas.codec import CodecError, decode, decode_as, encode, encode_json, is_json
@@ -60,6 +60,17 @@ class FuzzReport:
         lines = [f"seed {self.seed}: {self.count} inputs in {self.seconds:.1f} s, {len(self.findings)} findings"]
         lines += [f"  {number:>9} {kind}" for kind, number in self.outcomes.most_common()]
         return "\n".join([*lines, *(finding.line for finding in self.findings.values())])
+
+    def note(self, number: int, data: bytes, error: Exception, folders: Sequence[str] = ("/schemas/",)) -> None:
+        """Take a finding; ``folders``: in whose files the place is looked for that it is told once for."""
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if any(name in frame.filename for name in folders)] or list(frames)
+        where = f"{ours[-1].filename.rpartition('/')[2]}:{ours[-1].lineno}"
+        what = f"{type(error).__name__} at {where}: {str(error)[:160]}"
+        finding = self.findings.setdefault(f"{type(error).__name__} {where}", Finding(what, number, data))
+        finding.count += 1
+        if len(data) < len(finding.data):
+            finding.what, finding.number, finding.data = what, number, data
 
 
 def use(message: Message) -> None:
@@ -121,27 +132,16 @@ def _attempt(report: FuzzReport, number: int, data: bytes, step: Callable[[], ob
         result = step()
     except CodecError as error:
         if error.kind not in _KINDS or len(str(error)) >= _MOST_ERROR_CHARACTERS:
-            _note(report, number, data, error)
+            report.note(number, data, error)
         if told:
             report.outcomes[error.kind] += 1
         return None
     except Exception as error:  # noqa: BLE001 - that is what we look for
-        _note(report, number, data, error)
+        report.note(number, data, error)
         return None
     if told:
         report.outcomes[type(result).__name__] += 1
     return result
-
-
-def _note(report: FuzzReport, number: int, data: bytes, error: Exception) -> None:
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "/schemas/" in frame.filename] or list(frames)
-    where = f"{ours[-1].filename.rpartition('/')[2]}:{ours[-1].lineno}"
-    what = f"{type(error).__name__} at {where}: {str(error)[:160]}"
-    finding = report.findings.setdefault(f"{type(error).__name__} {where}", Finding(what, number, data))
-    finding.count += 1
-    if len(data) < len(finding.data):
-        finding.what, finding.number, finding.data = what, number, data
 
 
 def main() -> int:

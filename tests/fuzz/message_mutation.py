@@ -9,6 +9,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import hypothesis
@@ -51,8 +52,9 @@ _TEXTS: Final = (
 _BYTES: Final = (b"", b"\x00", b"\xff" * 7, b"\xff" * 8, b"\x80" * 16, b"\x00" * 4_096)
 
 
+@cache
 def corpus(seed: int, per_type: int = 20) -> dict[type[Message], list[bytes]]:
-    """Valid messages of every type, encoded."""
+    """Valid messages of every type, encoded; drawn once per process, which takes seconds."""
     return {model: _examples(strategy, seed, per_type) for model, strategy in MESSAGES.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ async def asked(bus: NatsBus) -> list[RankRequest]:
             raise RequestRefusedError(400, str(error)) from error
 
     await bus.serve_queries("advisor", "0.1.0", "for tests", {ADVISOR_RANK: answer})
-    await bus.flush(2)
+    await bus.flush(60)
     return requests
 
 
@@ -189,7 +190,15 @@ async def test_nobody_answers(bus: NatsBus, tmp_path: Path) -> None:
 async def publish(bus: NatsBus, found: list[JobRecord]) -> None:
     for record in found:
         bus.publish_event(JOB_RECORDS.subject(bus.root, job=record.job), record, message_id=record.job)
-    await bus.flush(10)
+    await bus.flush(60)
+
+
+async def test_without_a_record_jobs_list_says_who_keeps_them_and_where_live_jobs_are(bus: NatsBus) -> None:
+    code, _, said = await turnbuckle(bus, "jobs", "list")
+
+    assert code == 0
+    assert "turnbuckle run collector keeps the scheduler's" in " ".join(said.split())
+    assert "turnbuckle jobs queue" in " ".join(said.split())
 
 
 async def test_jobs_are_listed_and_shown(bus: NatsBus) -> None:
@@ -261,3 +270,38 @@ def test_the_example_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert nothing.exit_code == unknown.exit_code == 78
     assert "ships no data set" in nothing.stderr
     assert "no task 'b'" in unknown.stderr
+
+
+async def test_own_jobs_are_simulated(bus: NatsBus) -> None:
+    """Those that began in the time, a slot for each worker; what tells no start or duration is left out and counted."""
+    day_ns, now_ns = 86_400 * 10**9, time.time_ns()
+    long, short, old, untold = records(("a",))[:4]
+    configuration = long.configuration.model_copy(update={"workers": 2})
+    mine = [
+        each.model_copy(
+            update={"started_ns": now_ns - age * day_ns, "duration_s": duration_s} | {"configuration": configuration}
+        )
+        for each, age, duration_s in ((long, 2, 5_000.0), (short, 2, 60.0), (old, 40, 60.0))
+    ]
+    await publish(bus, [*mine, untold.model_copy(update={"started_ns": 0})])
+
+    code, out, err = await turnbuckle(
+        bus, "jobs", "simulate", "--history", "30d", "--slots", "2", "--policy", "fifo,srsf", "--json"
+    )
+    fifo, srsf = json.loads(out)
+
+    assert code == 0, err
+    assert "1 records tell no start or duration" in err
+    assert (fifo["jobs"], srsf["jobs"]) == (2, 2)
+    assert srsf["mean_jct_s"] <= fifo["mean_jct_s"]
+
+
+async def test_where_no_own_job_is_known_that_is_said(bus: NatsBus) -> None:
+    await publish(bus, [])
+    code, _, err = await turnbuckle(bus, "jobs", "simulate", "--history", "12h", "--slots", "2")
+    assert code == 1
+    assert "no job began within 12h" in err
+
+    code, _, err = await turnbuckle(bus, "jobs", "simulate", "--history", "a month", "--slots", "2")
+    assert code == 2
+    assert "is not a number of days or hours" in " ".join(err.split())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services.cli.main import app as main
-from services.cli.up.host_image import ensure_host_image, host_mounts
+from services.cli.up.demo_docker import ensure_host_image, host_mounts
 
 SLEEP = ["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"]
 """Ends at SIGTERM, which the first process of a container ignores by default."""

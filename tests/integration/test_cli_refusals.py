@@ -31,8 +31,7 @@ NO_PERMISSION, BAD_CONFIG = 77, 78
 async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
     (tmp_path / "app.yaml").write_text(SPEC)
     async with SecuredNats(tmp_path / "secrets", tls=make_ca(tmp_path / "tls", "127.0.0.1")) as made:
-        operator = await made.bus(Role.OPERATOR)
-        await operator.close(2)
+        await made.declare()
         yield made
 
 
@@ -52,10 +51,20 @@ async def test_an_observer_is_told_whose_key_is_needed(server: SecuredNats, tmp_
         code, output = await run(observer, *arguments)
 
         assert code == NO_PERMISSION, output
-        assert "needs the operator's key" in output
+        assert f"needs the {'administrator' if arguments[0] == 'nats' else 'operator'}'s key" in output
         assert server.seed_file(Role.OBSERVER) in output
         assert "$KV" not in output
         assert "this user" not in output
+
+
+async def test_before_buckets_are_made_it_says_who_makes_them(tmp_path: Path) -> None:
+    (tmp_path / "app.yaml").write_text(SPEC)
+    async with SecuredNats(tmp_path / "secrets", tls=make_ca(tmp_path / "tls", "127.0.0.1")) as new:
+        code, output = await run(new.environment(Role.OPERATOR), "apply", str(tmp_path / "app.yaml"))
+
+    assert code != 0
+    assert "the server has no bucket tb_apps yet: start an allocator, or, as administrator, turnbuckle nats" in output
+    assert "err_code" not in output
 
 
 async def test_a_services_key_is_not_for_people(server: SecuredNats) -> None:

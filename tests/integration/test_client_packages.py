@@ -24,6 +24,7 @@ import pytest
 
 from schemas.cfs import CfsBatch
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY, encode
+from schemas.limits import LimitsApplied, RowStatus
 from schemas.message import ColumnType, Message
 from schemas.permissions import Role
 from schemas.registry import CHANNELS, ENDPOINTS
@@ -114,6 +115,8 @@ def expected(message: Message) -> dict[str, Any]:
 
 
 def _fields(message: Message) -> dict[str, Any]:
+    if message.sparse:
+        return {name: _plain(value) for name, value in message.model_dump(exclude_defaults=True).items()}
     codes = {
         name: found.code
         for name, field in type(message).model_fields.items()
@@ -167,6 +170,27 @@ async def test_every_message_type_is_decoded_to_the_same_values(driver) -> None:
 
 
 @pytest.mark.parametrize("driver", drivers())
+async def test_what_was_applied_is_a_row_per_container(driver) -> None:
+    """What a program needs: the subject, the message, its rows with their outcome."""
+    outcomes = [RowStatus.APPLIED, RowStatus.FAILED]
+    columns = {"quota_us": [62_000, -1], "limit_bytes": [300 << 20, -1], "status": outcomes}
+    ids = {"incarnation": 1, "report_seq": 2, "epoch": 4, "seq": 978, "time_ns": 1 << 60}
+    message = LimitsApplied.build(["web-1", "db-1"], columns, app="shop", node="gpu-01.example", **ids)
+    [data] = await published([message])
+    subject = {"python": "limits_applied", "javascript": "limitsApplied", "ids": ["shop"]}
+
+    pattern, (decoded, rows) = answers(driver, [subject, {"data": data.hex()}])
+
+    assert pattern == "tb.obs.applied.shop.*"
+    assert (decoded["app"], decoded["node"]) == ("shop", "gpu-01.example")
+    assert {name: decoded[name] for name in ids} == ids
+    assert rows == [
+        {"container": "web-1", "quota_us": 62_000, "limit_bytes": 314_572_800, "status": 0},
+        {"container": "db-1", "quota_us": -1, "limit_bytes": -1, "status": 6},
+    ]
+
+
+@pytest.mark.parametrize("driver", drivers())
 @pytest.mark.parametrize("cut", [1, 8])
 def test_a_column_that_does_not_fit_the_containers_is_refused(driver, cut) -> None:
     """A byte too few is no whole number, a number too few is no table."""
@@ -184,7 +208,7 @@ def test_a_column_that_does_not_fit_the_containers_is_refused(driver, cut) -> No
 def test_subjects_are_those_of_the_contract(driver) -> None:
     channels = [(one.name, one.template) for one in CHANNELS]
     channels += [(one.request.__name__, one.template) for one in ENDPOINTS]
-    odd = ["gpu-01.exämple", "a b*"]
+    odd = ["gpu-01.exämple", "a b*", "host.1-4f2a9c-1"]
     tasks = [
         {
             "python": re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(),
@@ -206,10 +230,10 @@ def test_an_observation_without_ids_is_a_pattern_of_all(driver) -> None:
     assert answers(driver, [{"python": "cfs_batch", "javascript": "cfsBatch", "ids": []}]) == ["tb.obs.cfs.*.*"]
 
 
-def batch(node: str, throttled: list[int]) -> bytes:
+def batch(node: str, throttled: list[int], throttled_us: list[int] | None = None) -> bytes:
     """A report on two containers."""
     columns = {name: [0, 0] for name in CfsBatch.column_types}
-    columns |= {"throttled": throttled, "throttled_us": [each * 21_500 for each in throttled]}
+    columns |= {"throttled": throttled, "throttled_us": throttled_us or [each * 21_500 for each in throttled]}
     fields = {"incarnation": 1, "report_seq": 1, "time_ns": 1, "period_us": 100_000, "host_cpus": 4}
     return encode(CfsBatch.build(["web", "api"], columns, app="shop", node=node, **fields))
 
@@ -265,6 +289,20 @@ async def test_the_example_prints_each_throttled_container(program) -> None:
 
         await connection.close()
     assert printed == ["shop n1 web 21500 us", "shop n2 web 43000 us", "shop n2 api 21500 us"]
+
+
+async def test_the_example_prints_a_time_that_follows_an_early_report_and_no_line_without_one(program) -> None:
+    """An early report has the count only; the sample after it has the time, and may count nothing new."""
+    command, directory = program
+    async with EmbeddedNats() as server, example(command, directory, NATS_URL=server.url) as lines:
+        connection = await nats.connect(server.url)
+        await connection.publish("tb.obs.cfs.shop.n1", batch("n1", [1, 0], [0, 0]))
+        await connection.publish("tb.obs.cfs.shop.n1", batch("n1", [0, 0], [76_600, 0]))
+        await connection.flush()
+
+        assert await line_of(lines) == "shop n1 web 76600 us"
+
+        await connection.close()
 
 
 async def test_the_example_runs_with_an_observers_key(program, tmp_path) -> None:

@@ -79,7 +79,7 @@ async def stored(server: EmbeddedNats) -> list[JobRecord]:
     def take(delivery: Any) -> None:
         found.append(delivery.message)
 
-    bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10))
+    bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=60))
     await read_stored(bus, JOB_STREAM, JOB_RECORDS.pattern(bus.root), 0.0, take)
     await bus.close(2)
     return found
@@ -97,6 +97,7 @@ async def test_a_grid_is_submitted_to_its_end(google: FakeGoogleCloud, grid: Pat
     assert {event["event"] for event in tool.events} == {"progress", "row", "result"}
 
 
+@pytest.mark.host  # two tools or more, each loads Google's libraries
 async def test_a_submission_that_is_killed_goes_on_without_doubling(
     google: FakeGoogleCloud, grid: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ async def test_what_ends_a_tool_is_called_an_error_as_in_every_other_command(tmp
     assert tool.events[-1]["message"].startswith(f"{tmp_path}/none.yaml cannot be read")
 
 
+@pytest.mark.host  # two tools or more, each loads Google's libraries
 async def test_finished_jobs_are_ingested_once_by_two_at_the_same_time(
     google: FakeGoogleCloud, server: EmbeddedNats, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ async def test_finished_jobs_are_ingested_once_by_two_at_the_same_time(
     assert not [event for event in again[1].events if event["event"] in {"row", "published"}]
 
 
+@pytest.mark.host  # two tools or more, each loads Google's libraries
 async def test_without_a_bus_the_journal_keeps_what_the_next_start_publishes(
     google: FakeGoogleCloud, server: EmbeddedNats, tmp_path: Path
 ) -> None:

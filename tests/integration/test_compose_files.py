@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
+from services._runtime.command.connection import CliSettings
 from services._runtime.service.interpreter import installed_services
 from tests.support import compose_lab
 from tests.support.compose_lab import COMPOSE, ROOT
@@ -58,6 +59,31 @@ def test_each_file_keeps_to_the_schema_of_version_two(name):
 def test_the_schema_refuses_what_is_wrong(spoiled):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(spoiled, SCHEMA, cls=jsonschema.Draft202012Validator)
+
+
+def test_only_images_with_pytorch_and_jobs_have_to_be_asked_for():
+    """Nothing that `up` starts, and builds, depends on it; tests/compose/test_large_images.py looks into the images."""
+    services = content("compose.yaml")["services"]
+    assert {name: settings["profiles"] for name, settings in services.items() if "profiles" in settings} == {
+        "advisor": ["advisor"],
+        "aggregator": ["aggregation"],
+        "planner": ["jobs"],
+        "runner": ["jobs"],
+        "scheduler": ["jobs"],
+    }
+    for name in FILES:
+        for service, settings in content(name)["services"].items():
+            assert "advisor" not in settings.get("depends_on", ()), (name, service)
+
+
+def test_the_command_works_in_a_shell_that_sets_composes_variables():
+    """As compose/nats/README.md has it: `export TURNBUCKLE_NODE=...` for compose, then `turnbuckle apply`."""
+    texts = [(COMPOSE / name).read_text(encoding="utf-8") for name in FILES]
+    variables = {found for text in texts for found in re.findall(r"\$\{(TURNBUCKLE_[A-Z_]+)", text)}
+    own = {name for name in variables if "__" in name or name == CliSettings.variable("log_level")}
+
+    assert variables - own == CliSettings.ignored
+    CliSettings.load(dict.fromkeys(variables - own, "x"))
 
 
 def test_what_is_scaled_has_no_fixed_name_and_no_fixed_port():

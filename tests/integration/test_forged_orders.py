@@ -52,7 +52,7 @@ class Lab:
         return self.batches[-1].incarnation
 
     async def order(self, message: LimitUpdate, role: Role = Role.ALLOCATOR) -> LimitReply:
-        reply = await self.buses[role].request(LIMIT_UPDATES.subject("tb", node=NODE), message, timeout_s=5)
+        reply = await self.buses[role].request(LIMIT_UPDATES.subject("tb", node=NODE), message, timeout_s=60)
         assert isinstance(reply, LimitReply)
         return reply
 
@@ -67,6 +67,7 @@ async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     backend = FakeBackend()
     monkeypatch.setattr("services.agent.service.build_backend", lambda _settings, _clock: backend)
     async with SecuredNats(tmp_path / "secrets", nodes=(NODE, OTHER)) as server:
+        await server.declare()
         made = Lab(server, backend)
         await made.start()
         bus = await server.bus(Role.AGENT, NODE)
@@ -116,7 +117,7 @@ async def test_what_is_announced_anew_holds_at_the_next_order(lab: Lab) -> None:
         seq += 1
         return await lab.row((150_000, 0), seq=seq) is RowStatus.APPLIED
 
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while not await applied():
         assert time.monotonic() < deadline_s
     assert lab.container.quota_us == 150_000
@@ -128,7 +129,7 @@ async def test_others_cannot_order_at_all(lab: Lab, role: Role) -> None:
     forged = update({lab.container.key: (1_000, 0)}, seq=1, incarnation=lab.incarnation)
 
     with pytest.raises(NotPermittedError):
-        await forger.request(LIMIT_UPDATES.subject("tb", node=NODE), forged, timeout_s=5)
+        await forger.request(LIMIT_UPDATES.subject("tb", node=NODE), forged, timeout_s=60)
     await forger.close(2)
 
 
@@ -140,7 +141,7 @@ async def test_nor_can_a_neighbour(lab: Lab) -> None:
 
     message = update({lab.container.key: (1_000, 0)}, seq=1, incarnation=lab.incarnation)
     with pytest.raises(NotPermittedError):
-        await neighbour.request(LIMIT_UPDATES.subject("tb", node=NODE), message, timeout_s=5)
+        await neighbour.request(LIMIT_UPDATES.subject("tb", node=NODE), message, timeout_s=60)
     neighbour.publish(CFS.subject("tb", app="forged", node=NODE), forged)
     neighbour.publish(CFS.subject("tb", app="forged", node=OTHER), forged)
     await until(lambda: any(each.app == "forged" for each in lab.batches), what="what it may say")

@@ -128,11 +128,13 @@ def test_the_socket_of_cri_o_is_two_values() -> None:
 
 def test_the_secured_installation_of_the_page_renders(tmp_path: Path) -> None:
     """Numbers of a file are floats to helm."""
-    found = rendered("--values", str(values_of_the_page("secured.yaml", tmp_path)))
+    file = values_of_the_page("secured.yaml", tmp_path)
+    file.write_text(file.read_text(encoding="utf-8").replace("sha256:...", DIGEST), encoding="utf-8")
+    found = rendered("--values", str(file))
 
     settings = found["ConfigMap", "turnbuckle-settings"]["data"]
     assert (settings["NATS_URL"], settings["TURNBUCKLE_STREAM_REPLICAS"]) == ("tls://nats.turnbuckle.svc:4222", "3")
-    assert containers(found)["allocator"]["image"] == "turnbuckle-allocator@sha256:..."
+    assert containers(found)["allocator"]["image"] == f"turnbuckle-allocator@{DIGEST}"
     assert "PodMonitor" in {kind for kind, _ in found}
 
 
@@ -172,6 +174,31 @@ def test_seeds_without_a_ca_are_refused() -> None:
 
     assert done.returncode != 0
     assert "nats.caSecret is needed with nats.seedsSecret" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("reconcilr.enabled=false", "'reconcilr' not allowed"),
+        ("allocator.replica=3", "'replica' not allowed"),
+        ("advisor.enabled=no", "'/advisor/enabled': got string, want boolean"),
+        ("allocator.replicas=two", "'/allocator/replicas': got string, want integer"),
+        ("agent.image.digest=sha256:...", "'/agent/image/digest': 'sha256:...' does not match pattern"),
+    ],
+)
+def test_values_that_there_are_not_are_refused_by_name(value: str, said: str) -> None:
+    """Helm alone ignores them, and installs what was to be left out."""
+    done = execute("helm", "template", "it", str(CHART), "--set", value)
+
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_values_without_a_fixed_form_are_taken_as_they_are() -> None:
+    found = rendered("--set=settings.TURNBUCKLE_NEW=1,global.anything=x", "--set=allocator.resources.limits.cpu=2")
+
+    assert found["ConfigMap", "turnbuckle-settings"]["data"]["TURNBUCKLE_NEW"] == "1"
+    assert containers(found)["allocator"]["resources"]["limits"]["cpu"] == 2
 
 
 def test_the_operators_rights_are_those_of_its_namespace() -> None:

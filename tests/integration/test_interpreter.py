@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services._runtime.install_hint import install_extra, package_missing
-from services._runtime.service.interpreter import installed_services, isolated_command
+from services._runtime.service.interpreter import installed_programs, installed_services, isolated_command
 from services.cli.command_table import COMMANDS
 from services.cli.toolkit.supervisor import free_port
 from tests.support.deadline import until
@@ -79,6 +79,8 @@ def test_services_are_found_with_a_line_each() -> None:
     assert found.keys() >= {"agent", "allocator", "reconciler", "fastpath", "collector", "advisor"}
     assert found["fastpath"].module == "services.fastpath"
     assert all(20 < len(service.summary) <= 110 for service in found.values())
+    assert "worker" not in found, "torchrun starts it: it needs no unit, image or settings"
+    assert installed_programs()["trainer-worker"].module == "services.trainer.worker"
     assert all(service.summary.lower().startswith(("the " + name)[:7]) for name, service in found.items())
 
 
@@ -90,10 +92,10 @@ async def test_the_service_takes_the_process_over(hostile: Path, number: int, co
         process = await asyncio.create_subprocess_exec(*ENTRY, "run", "allocator", env=environment, stderr=log)
     try:
         command = Path(f"/proc/{process.pid}/cmdline")
-        await until(lambda: b"-m\0services.allocator" in command.read_bytes(), within_s=30)
-        await until(lambda: (hostile / "log").stat().st_size > 0, within_s=30)
+        await until(lambda: b"-m\0services.allocator" in command.read_bytes())
+        await until(lambda: (hostile / "log").stat().st_size > 0)
         process.send_signal(number)
-        assert await asyncio.wait_for(process.wait(), 30) == code, (hostile / "log").read_text()
+        assert await asyncio.wait_for(process.wait(), 60) == code, (hostile / "log").read_text()
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -147,6 +149,18 @@ def test_services_need_no_typer(words: tuple[str, ...], code: int, said: str) ->
     assert "Traceback" not in done.stderr
 
 
+def test_an_operator_without_kopf_says_so_in_a_sentence() -> None:
+    without = (
+        "import runpy, sys; sys.modules['kopf'] = None; runpy.run_module('services.kubeoperator', run_name='__main__')"
+    )
+
+    done = ended([sys.executable, "-c", without])
+
+    assert (done.returncode, done.stdout) == (69, "")
+    hint = f"kopf is not installed: pip install kopf, or all of the extra: {install_extra('kubeoperator')}"
+    assert done.stderr == f"turnbuckle run kubeoperator: {hint}\n"
+
+
 def test_a_hint_names_what_is_missing_and_installs_no_name_of_ours() -> None:
     assert package_missing("duckdb", "collector").startswith("duckdb is not installed: pip install duckdb, or")
     assert package_missing("grpc._channel", "kubernetes").startswith("grpcio is not installed")
@@ -188,7 +202,7 @@ def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Pa
     code = (
         "import asyncio\n"
         "from services.advisor.ports import TrainingSet\n"
-        "from services.advisor.training_process import TrainingProcess\n"
+        "from services.advisor.training import TrainingProcess\n"
         "asyncio.run(TrainingProcess(60).train(TrainingSet((), (), 'linear', 0, 'hash')))"
     )
     ended = subprocess.run(

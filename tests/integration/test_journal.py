@@ -175,7 +175,7 @@ def test_a_forked_child_does_not_keep_the_directory(tmp_path: Path) -> None:
     child = int(holder.stdout.readline())
     try:
         holder.kill()
-        holder.wait(10)
+        holder.wait(60)
         os.kill(child, 0)
         Journal(tmp_path).close()
     finally:

@@ -36,15 +36,18 @@ from tests.support.kubectl_package import DEADLINE_S, program
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "compose" / "kubernetes"
 SCHEMAS: dict[str, Any] = json.loads((ROOT / "tests/support/kubernetes-1.32.json").read_text(encoding="utf-8"))
+NOT_IN_PODS = {"aggregator", "fastpath", "memory", "runner", "slurm"}
+"""A container of the reconciler's pod; what ends jobs with a rollout (services/runner/README.md); the host's swap; and
+Slurm's."""
 SETTINGS: dict[str, type[CommonSettings]] = {
     name: getattr(import_module(f"services.{name}.settings"), f"{name.capitalize()}Settings")
     for name in installed_services()
-    if name != "fastpath"  # a container of the reconciler's pod
+    if name not in NOT_IN_PODS
 }
 PER_NODE = {"agent", "reconciler"}
 WORKLOADS = {"DaemonSet", "Deployment", "CronJob"}
 OVERLAYS = ["base", "overlays/trial", "overlays/kind", "overlays/k3s", "overlays/production"]
-LEFT_OUT = {"reconciler", "collector", "advisor"}
+LEFT_OUT = {"reconciler", "collector", "advisor", "planner"}
 """Of clusters that get container limits only."""
 OTHERS = {
     "keda.sh/v1alpha1/ScaledObject": {

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.cli.toolkit.supervisor import free_port
 from tests.support.bus_lab import node_info
+from tests.support.deadline import until
 from tests.support.http_health import Answers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +43,7 @@ class Process:
         self.health_port = health_port
         self.answers = Answers(health_port)
 
-    async def finish(self, within_s: float = 15.0) -> tuple[int | None, list[dict[str, Any]]]:
+    async def finish(self, within_s: float = 60.0) -> tuple[int | None, list[dict[str, Any]]]:
         """Exit code and the log."""
         _, err = await asyncio.wait_for(self.process.communicate(), within_s)
         return self.process.returncode, [json.loads(line) for line in err.decode().splitlines()]
@@ -60,7 +62,7 @@ async def launch(environment: dict[str, str]) -> AsyncIterator[Any]:
 
     async def start(**variables: str) -> Process:
         port = free_port()
-        settings = {"TURNBUCKLE_HEALTH_PORT": str(port), "TURNBUCKLE_SHUTDOWN_GRACE_S": "3"} | variables
+        settings = {"TURNBUCKLE_HEALTH_PORT": str(port), "TURNBUCKLE_SHUTDOWN_GRACE_S": "30"} | variables
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -92,8 +94,8 @@ async def test_waits_for_nats_then_serves_and_drains(launch: Any, server: Embedd
 
     await server.start()
     await service.answers.until("/readyz", 200)
-    bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10))
-    await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=5)
+    bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=60))
+    await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=60)
     _, metrics = await service.answers.get("/metrics")
     assert 'turnbuckle_build_info{service="tiny",version="0.1.0"} 1.0' in metrics
     assert "turnbuckle_bus_received_messages_total 1.0" in metrics
@@ -121,7 +123,7 @@ async def test_systemd_is_told(launch: Any, server: EmbeddedNats, tmp_path: Path
         heard: list[str] = []
 
         async def hear(state: str) -> None:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 while state not in heard:
                     heard.extend((await asyncio.get_running_loop().sock_recv(manager, 1000)).decode().splitlines())
 
@@ -145,10 +147,36 @@ async def test_ends_while_waiting_for_nats(launch: Any) -> None:
     assert (await service.finish())[0] == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_ends_although_the_reader_of_its_log_is_gone(
+    environment: dict[str, str], server: EmbeddedNats, number: signal.Signals
+) -> None:
+    reading, writing = os.pipe()
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.support.tiny_service",
+        cwd=ROOT,
+        env=environment | {"TURNBUCKLE_HEALTH_PORT": str(port), "NATS_URL": server.url},
+        stderr=writing,
+    )
+    os.close(writing)
+    try:
+        await Answers(port).until("/readyz", 200)
+        os.close(reading)
+        process.send_signal(number)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def test_bad_variable_is_named(launch: Any) -> None:
     """Exit code 78, and the text says which variable and what was meant."""
     service = await launch(TURNBUCKLE_TINY__NOD="x", TURNBUCKLE_LOG_LEVEL="loud")
-    _, err = await asyncio.wait_for(service.process.communicate(), 15)
+    _, err = await asyncio.wait_for(service.process.communicate(), 60)
 
     text = err.decode()
     assert service.process.returncode == 78
@@ -189,17 +217,65 @@ async def test_stop_that_hangs(launch: Any, server: EmbeddedNats) -> None:
     assert "shutdown_timed_out" in events(log)
 
 
-async def test_second_signal_ends_at_once(launch: Any, server: EmbeddedNats) -> None:
+async def test_a_second_signal_after_a_second_ends_it_at_once(launch: Any, server: EmbeddedNats) -> None:
     """Whatever the grace."""
     service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="hang", TURNBUCKLE_SHUTDOWN_GRACE_S="600")
     await service.answers.until("/readyz", 200)
-    service.process.send_signal(signal.SIGTERM)
-    await service.answers.until("/readyz", 503)
-    service.process.send_signal(signal.SIGTERM)
-    code, log = await service.finish(within_s=5)
+    finished = asyncio.create_task(service.finish())
+    while not finished.done():
+        with suppress(ProcessLookupError):  # it has ended, and `finished` is about to be told
+            service.process.send_signal(signal.SIGTERM)
+        await asyncio.wait({finished}, timeout=0.1)
+    code, log = finished.result()
 
     assert code == 70
     assert events(log)[-1] == "forced_exit"
+    assert events(log).count("stopping") == 1
+
+
+PARENT = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from services._runtime.child_process import spawn_logged
+for _ in range(16):
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+child = spawn_logged([sys.executable, "-m", "tests.support.tiny_service"], Path(sys.argv[1]), dict(os.environ))
+print(child.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+async def test_a_parent_with_many_threads_that_is_killed_stops_it_in_order(
+    environment: dict[str, str], server: EmbeddedNats, tmp_path: Path
+) -> None:
+    """The kernel may send SIGTERM for each of its threads: one request, not an impatient second one."""
+    port, log = free_port(), tmp_path / "log"
+    settings = {"TURNBUCKLE_HEALTH_PORT": str(port), "TURNBUCKLE_SHUTDOWN_GRACE_S": "3", "NATS_URL": server.url}
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PARENT, str(log)),
+        cwd=ROOT,
+        env=environment | settings | {"TURNBUCKLE_TINY__FAULT": "hang"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    await Answers(port).until("/readyz", 200)
+    parent.kill()
+    await parent.communicate()
+    await until(lambda: not _command(child), what="the end of the child")
+
+    seen = events([json.loads(line) for line in log.read_text().splitlines()])
+    assert "forced_exit" not in seen
+    assert seen.count("stopping") == 1
+    assert seen[-1] == "stopped"
+
+
+def _command(pid: int) -> bytes:
+    """Its command line; nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_own_reason_and_taken_port(launch: Any, server: EmbeddedNats) -> None:

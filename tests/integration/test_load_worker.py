@@ -60,7 +60,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("profile", ["{", "{}", '{"phases": []}', '{"phases": [{"duration_s": 0}]}', "/absent.json"])
 def test_a_profile_that_cannot_be_used_ends_with_2_and_says_so(profile):
     with start("--profile", profile) as process:
-        _, complaint = process.communicate(timeout=20)
+        _, complaint = process.communicate(timeout=60)
     assert process.returncode == 2
     assert complaint.startswith("load_worker: cannot use the profile: ")
 
@@ -71,9 +71,9 @@ async def test_it_ends_on_sigterm_idle_or_busy(tmp_path, cores):
     (tmp_path / "load.json").write_text(json.dumps(profile))
     with start("--profile", str(tmp_path / "load.json")) as process:
         statm = Path(f"/proc/{process.pid}/statm")
-        await until(lambda: int(statm.read_text().split()[1]) * 4096 > 30 << 20, within_s=30, what="memory held")
+        await until(lambda: int(statm.read_text().split()[1]) * 4096 > 30 << 20, what="memory held")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_it_imports_nothing_but_the_standard_library():

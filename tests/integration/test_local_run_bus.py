@@ -50,7 +50,7 @@ async def test_without_a_server_and_then_with_one(tmp_path: Path) -> None:
     assert (events[-1]["event"], events[-1]["published"]) == ("result", False)
     assert "no bus" in told
     async with EmbeddedNats() as server:
-        bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=20))
+        bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=60))
         samples: list[RunSample] = []
 
         def hear(delivery: Delivery) -> None:

@@ -24,6 +24,7 @@ AT_ONCE_S = 20
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
     async with SecuredNats(tmp_path / "secrets", nodes=(NODE,)) as made:
+        await made.declare()
         yield made
 
 
@@ -51,7 +52,7 @@ def launch(server: SecuredNats, directory: Path, state: str) -> ServiceProcess:
     return ServiceProcess("agent", environment, directory / f"{state}.log")
 
 
-async def registered(bus: NatsBus, after: int = 0) -> NodeInfo:
+async def registered(bus: NatsBus, after: int = 0, within_s: float = 60.0) -> NodeInfo:
     """The registration that follows an incarnation."""
 
     async def found() -> NodeInfo | None:
@@ -59,7 +60,7 @@ async def registered(bus: NatsBus, after: int = 0) -> NodeInfo:
         message = entry.message if entry is not None else None
         return message if isinstance(message, NodeInfo) and message.incarnation > after else None
 
-    info = await poll(found, within_s=AT_ONCE_S, what="a registration")
+    info = await poll(found, within_s=within_s, what="a registration")
     assert isinstance(info, NodeInfo)
     return info
 
@@ -70,7 +71,7 @@ async def test_after_a_kill_the_name_is_there_at_once(server: SecuredNats, opera
     first.kill()
     second = launch(server, tmp_path, "host")
     try:
-        after = await registered(operator, before.incarnation)
+        after = await registered(operator, before.incarnation, AT_ONCE_S)
         assert after.holder == before.holder
         assert "duplicate_node_name_suspected" not in {line["event"] for line in second.log()}
     finally:

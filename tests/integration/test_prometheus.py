@@ -51,11 +51,15 @@ UNSEEN = {
 }
 UNTROUBLED = "turnbuckle_reconciler_problems"
 ELSEWHERE = tuple(
-    f"turnbuckle_{service}_" for service in ("reconciler", "fast_path", "collector", "advisor", "kubeoperator")
+    f"turnbuckle_{service}_"
+    for service in (
+        *("reconciler", "fast_path", "collector", "advisor", "kubeoperator", "planner", "runner", "scheduler"),
+        *("slurm", "aggregator", "memory"),
+    )
 )
 """Not started here."""
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 
 class Watched:
@@ -71,7 +75,7 @@ class Watched:
     def start(self, service: str, port: int, **variables: str) -> None:
         """As an operator would."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_"))}
-        ours = {"NATS_URL": self._nats.url, "HEALTH_PORT": str(port), "SHUTDOWN_GRACE_S": "4", **variables}
+        ours = {"NATS_URL": self._nats.url, "HEALTH_PORT": str(port), "SHUTDOWN_GRACE_S": "30", **variables}
         environment = kept | {"XDG_CONFIG_HOME": "/nonexistent"} | {f"TURNBUCKLE_{k}": v for k, v in ours.items()}
         with (self._directory / f"{service}.log").open("ab") as log:
             self._processes[service] = subprocess.Popen(
@@ -82,7 +86,7 @@ class Watched:
         """Its exit code."""
         process = self._processes.pop(service)
         process.send_signal(number)
-        return process.wait(20)
+        return process.wait(60)
 
     def stop_all(self) -> None:
         """Whatever runs."""
@@ -106,7 +110,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
                 AGENT__SCENARIO_FILE=str(directory / "scenario.json"),
             )
             lab.start("allocator", lab.ports["allocator"])
-            bus = await NatsBus.connect(BusOptions(servers=(nats.url,), connect_deadline_s=10.0))
+            bus = await NatsBus.connect(BusOptions(servers=(nats.url,), connect_deadline_s=60))
             await bus.bucket(APPS).put(APP, AppSpec(name=APP, cpu_limit=1.0, memory_limit=1 << 28))
             await bus.close(2.0)
             await lab.prometheus.ready()
@@ -213,7 +217,7 @@ async def test_a_service_that_hangs_is_named(watched: Watched) -> None:
     assert watched.stop("agent", signal.SIGKILL) == -signal.SIGKILL
     await watched.prometheus.until(down, "the alarm")
     assert down() == [f"agent at 127.0.0.1:{watched.ports['agent']} does not answer"]
-    assert "TurnbuckleAgentsMissing" in watched.prometheus.firing()
+    await watched.prometheus.until(lambda: "TurnbuckleAgentsMissing" in watched.prometheus.firing(), "that one, too")
 
 
 @pytest.fixture

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schemas.limits import LimitDecisions
+from schemas.limits import LimitDecisions, LimitsApplied
+from schemas.message import Message
 from schemas.network import NetworkStateReply, NetworkStateRequest
-from schemas.permissions import Role
+from schemas.permissions import PEOPLE, Role
 from schemas.predictions import RankReply, RankRequest
 from schemas.registry import ADVISOR_RANK
-from schemas.streams import JOB_STREAM, MODELS, TC_STREAM
-from schemas.subjects import JOB_RECORDS, LIMIT_DECISIONS, RECONCILER_STATE, TC_EVENTS
-from services._runtime.bus.api import BusError
+from schemas.scheduling import RunnerInfo, WorkerChange, WorkerLogReply, WorkerLogRequest, WorkEvent, WorkReply
+from schemas.streams import JOB_STREAM, MODELS, RUNNERS, TC_STREAM, WORK_STREAM
+from schemas.subjects import JOB_RECORDS, RECONCILER_STATE, TC_EVENTS, WORK_ORDERS, WORKER_LOGS, wildcard
+from services._runtime.bus.api import BusError, Delivery
 from services._runtime.bus.nats_history import read_stored
 from services.cli.main import app
 from services.collector.publishing import Publisher
@@ -29,6 +31,7 @@ from tests.support.cluster_lab import MessageLog, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.fake_network import mac
 from tests.support.reconciler_lab import ReconcilerLab
+from tests.support.runner_lab import RUN_AS, job_spec, run_order
 from tests.support.secured_nats import SecuredNats
 from tests.support.training_jobs import features, profile, records
 
@@ -62,21 +65,19 @@ _VIOLATION = re.compile(r' - "\w+/nkey:(\w+)" - \w+ Violation - .*?"([^"]+)"')
 async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
     certificates = make_ca(tmp_path / "tls", "127.0.0.1")
     async with SecuredNats(tmp_path / "secrets", nodes=(NODE,), tls=certificates) as made:
-        operator = await made.bus(Role.OPERATOR)
-        assert operator.undeclared == []
-        await operator.close(2)
+        await made.declare()
         yield made
 
 
 def refusals(server: SecuredNats) -> list[tuple[str, str]]:
-    """Who was refused what, observers aside: they try to make a consumer, and get on without."""
+    """Who was refused what, people aside: their commands try to make a consumer, and get on without."""
     lines = [line for line in server.log_path.read_text().splitlines() if "iolation" in line]
     found = [(match[1], match[2]) for line in lines if (match := _VIOLATION.search(line))]
     assert len(found) == len(lines), "\n".join(lines)
     told = []
     for key, subject in found:
         user = next(each.identity for each in server.users if each.public_key == key)
-        if user.role is not Role.OBSERVER or "CONSUMER.CREATE" not in subject:
+        if user.role not in PEOPLE or "CONSUMER.CREATE" not in subject:
             told.append((user.name, subject))
     return told
 
@@ -98,6 +99,17 @@ async def turnbuckle(server: SecuredNats, role: Role, *arguments: str) -> str:
     return done.stdout
 
 
+def decided(applied: LimitsApplied, messages: list[Message]) -> bool:
+    """Whether a decision of the same application and epoch names this limit update, and has its containers."""
+    return any(
+        (each.app, each.epoch) == (applied.app, applied.epoch)
+        and each.update_seq_first <= applied.seq <= each.update_seq_last
+        and set(applied.keys) <= set(each.keys)
+        for each in messages
+        if isinstance(each, LimitDecisions)
+    )
+
+
 async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
     """Agent, allocator, operator, observer: announced, decided, ordered, applied, watched, withdrawn."""
     (tmp_path / "app.yaml").write_text(SPEC)
@@ -117,15 +129,17 @@ async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
         await allocator.ready()
         await agent.ready()
         observer, log = await server.bus(Role.OBSERVER), MessageLog()
-        await observer.subscribe(LIMIT_DECISIONS.pattern("tb"), log.take)
+        await observer.subscribe(wildcard("tb", "obs.>"), log.take)
         await turnbuckle(server, Role.OPERATOR, "apply", str(tmp_path / "app.yaml"), "--limits-only")
 
         async def applied() -> bool:
             return await agent.metric("turnbuckle_agent_quota_writes_total") >= 5
 
-        await poll(applied, within_s=30, what="quotas that are written")
-        changes = [row for message in log.messages if isinstance(message, LimitDecisions) for row in message.rows()]
-        assert changes
+        await poll(applied, what="quotas that are written")
+        await until(lambda: len([each for each in log.messages if isinstance(each, LimitsApplied)]) >= 3, what="told")
+        told = [each for each in log.messages if isinstance(each, LimitsApplied)]
+        # The allocator sends a limit first, and publishes what it decided afterwards: an agent may have told by then.
+        await until(lambda: all(decided(each, log.messages) for each in told), what="decisions on what was applied")
         apps = json.loads(await turnbuckle(server, Role.OBSERVER, "apps", "--json"))
         explained = await turnbuckle(server, Role.OBSERVER, "explain", "shop", "--json")
         await turnbuckle(server, Role.OPERATOR, "delete", "shop", "--yes")
@@ -188,9 +202,9 @@ async def test_rules_are_told(server: SecuredNats, tmp_path: Path, monkeypatch: 
     async with lab.reconciler():
         lab.network.learn(mac(0), "10.255.0.3")
         await until(lambda: lab.rules == {mac(0): "10.255.0.3"}, what="the rule")
-        state = await observer.request(RECONCILER_STATE.subject("tb", node=NODE), NetworkStateRequest(), timeout_s=5)
+        state = await observer.request(RECONCILER_STATE.subject("tb", node=NODE), NetworkStateRequest(), timeout_s=60)
         assert isinstance(state, NetworkStateReply)
-        await lab.bus.flush(10)
+        await lab.bus.flush(60)
     told: list[object] = []
     await read_stored(observer, TC_STREAM, TC_EVENTS.pattern("tb"), 0.0, lambda it: told.append(it.message))
 
@@ -204,6 +218,7 @@ async def test_rules_are_told(server: SecuredNats, tmp_path: Path, monkeypatch: 
 async def test_jobs_become_predictions(server: SecuredNats, tmp_path: Path) -> None:
     """The collector's records, once each; the advisor's model, answers and prediction."""
     collector, operator = await server.bus(Role.COLLECTOR), await server.bus(Role.OPERATOR)
+    administrator = await server.bus(Role.ADMINISTRATOR)
     told = [*(profile(f"task{number}") for number in range(4)), *records([f"task{number}" for number in range(4)])]
     with Journal(tmp_path / "journal") as journal:
         for record in told:
@@ -223,13 +238,13 @@ async def test_jobs_become_predictions(server: SecuredNats, tmp_path: Path) -> N
 
     async def answered() -> object:
         try:
-            return await operator.request(ADVISOR_RANK.template.subject("tb"), question, timeout_s=10)
+            return await operator.request(ADVISOR_RANK.template.subject("tb"), question, timeout_s=60)
         except BusError:
             return None
 
     try:
         assert isinstance(await poll(answered, within_s=200, what="an answer"), RankReply)
-        assert len(await operator.objects(MODELS).names()) == 1
+        assert len(await administrator.objects(MODELS).names()) == 1
 
         async def predicted() -> bool:
             return (await operator.jetstream.stream_info("TB_PREDICTION")).state.messages == 1
@@ -239,5 +254,45 @@ async def test_jobs_become_predictions(server: SecuredNats, tmp_path: Path) -> N
         advisor.kill()
 
     assert refusals(server) == []
-    for bus in (collector, operator):
+    for bus in (collector, operator, administrator):
+        await bus.close(2)
+
+
+async def test_a_node_runs_what_the_scheduler_orders(server: SecuredNats, tmp_path: Path) -> None:
+    """The runner's registration, an order with its answer, events, a log asked for by an operator."""
+    scheduler, operator = await server.bus(Role.SCHEDULER), await server.bus(Role.OPERATOR)
+    changes: list[WorkerChange] = []
+
+    async def take(delivery: Delivery) -> None:
+        assert isinstance(delivery.message, WorkEvent)
+        changes.append(delivery.message.change)
+
+    await scheduler.replay(WORK_STREAM, take)
+    settings = {
+        "RUNNER__NODE": NODE,
+        "RUNNER__STATE_DIRECTORY": str(tmp_path / "state"),
+        "RUNNER__CONTROL_GROUPS": "off",
+        **({"RUNNER__RUN_AS": RUN_AS} if RUN_AS is not None else {}),
+    }
+    runner = await launch(server, tmp_path, Role.RUNNER, NODE, **settings).ready()
+    try:
+        entry = await scheduler.bucket(RUNNERS).get(NODE)
+        assert entry is not None
+        assert isinstance(entry.message, RunnerInfo)
+        asked = run_order(job_spec(tmp_path, ("echo", "done"), preemption="never"))
+        reply = await scheduler.request(WORK_ORDERS.subject("tb", node=NODE), asked, timeout_s=60)
+        assert isinstance(reply, WorkReply)
+        assert reply.obeyed
+        await until(lambda: WorkerChange.ENDED in changes, what="its end")
+        log = await operator.request(
+            WORKER_LOGS.subject("tb", node=NODE), WorkerLogRequest(job=asked.job), timeout_s=60
+        )
+        assert isinstance(log, WorkerLogReply)
+        assert log.text == "done\n"
+    finally:
+        runner.kill()
+
+    assert list(dict.fromkeys(changes)) == [WorkerChange.STARTED, WorkerChange.READY, WorkerChange.ENDED]
+    assert refusals(server) == []
+    for bus in (scheduler, operator):
         await bus.close(2)

@@ -63,7 +63,7 @@ def test_two_processes_never_spend_the_same_twice(tmp_path: Path) -> None:
     spenders = [context.Process(target=spend_often, args=(file, 300, results)) for _ in range(2)]
     for spender in spenders:
         spender.start()
-    spent = sum(results.get(timeout=30) for _ in spenders)
+    spent = sum(results.get(timeout=60) for _ in spenders)
     for spender in spenders:
         spender.join()
     assert FileReserveStore(file).read()["shop"].used_bytes == spent

@@ -52,7 +52,7 @@ class Tiny:
         """Exit code, and how long it took to stop."""
         begun_s = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        code = await asyncio.to_thread(self.process.wait, 20)
+        code = await asyncio.to_thread(self.process.wait, 60)
         return code, time.monotonic() - begun_s
 
 
@@ -73,14 +73,14 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture
 async def bus(server: EmbeddedNats) -> AsyncIterator[NatsBus]:
-    made = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10))
+    made = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=60))
     yield made
     await made.close(2)
 
 
 async def ask(bus: NatsBus, count: int) -> None:
     for _ in range(count):
-        await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=5)
+        await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=60)
 
 
 async def test_what_is_left_is_sent_at_the_end(
@@ -96,7 +96,7 @@ async def test_what_is_left_is_sent_at_the_end(
     code, took_s = await tiny.end()
 
     assert code == 0, tiny.log
-    assert took_s < 30
+    assert took_s < 60
     answered = [span for span in receiver.spans if span.name == "respond cmd.limits.{node}"]
     assert [span.service for span in answered] == ["turnbuckle-tiny"] * 3
     assert_all_declared(receiver.spans)
@@ -134,7 +134,7 @@ async def test_a_collector_that_hangs_holds_up_nobody(
     code, took_s = await tiny.end()
 
     assert code == 0
-    assert took_s < 30
+    assert took_s < 60
     assert "telemetry_not_flushed" in tiny.log
 
 
@@ -146,7 +146,7 @@ async def test_without_a_collector_everything_goes_on(server: EmbeddedNats, bus:
     code, took_s = await tiny.end()
 
     assert code == 0
-    assert took_s < 30
+    assert took_s < 60
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ async def test_a_variable_that_cannot_be_honoured_is_named(
 ) -> None:
     tiny = Tiny(server, tmp_path / "log", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"} | variables)
 
-    assert await asyncio.to_thread(tiny.process.wait, 20) == 78
+    assert await asyncio.to_thread(tiny.process.wait, 60) == 78
     assert said in tiny.log

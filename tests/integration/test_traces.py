@@ -35,7 +35,7 @@ from tests.support.training_jobs import features, profile, records
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = tuple(f"task{number}" for number in range(4))
 JOB = "name: mine\ntask: {task: task0}\nworkers: [1, 2, 4]\nbatch_sizes: [16, 64]\n"
-SURROUNDINGS = {"XDG_CONFIG_HOME": "/nonexistent", "TURNBUCKLE_SHUTDOWN_GRACE_S": "5"}
+SURROUNDINGS = {"XDG_CONFIG_HOME": "/nonexistent", "TURNBUCKLE_SHUTDOWN_GRACE_S": "30"}
 PATIENCE_S = 120.0
 """Importing scikit-learn takes a minute on a machine at its limit."""
 
@@ -71,9 +71,9 @@ async def test_from_a_route_event_to_applied_rules(tmp_path: Path, monkeypatch: 
                 await nats.close()
 
     passes = [span for span in receiver.spans if span.name == "reconciler.reconcile"]
-    (one,) = [span for span in passes if span.attributes["turnbuckle.rules.in_sync"] == 1]
+    in_sync = [span for span in passes if span.attributes["turnbuckle.rules.in_sync"] == 1]
+    (one,) = [span for span in in_sync if span.attributes["turnbuckle.rules.written"] > 0]  # others only look again
     assert one.parent_id == ""
-    assert one.attributes["turnbuckle.rules.written"] > 0
     assert one.attributes["turnbuckle.rules.verified"] is True
     assert "fdb" in one.attributes["turnbuckle.causes"]
     below = {(span.name, span.kind) for span in receiver.trace(one.trace_id)}
@@ -124,14 +124,14 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
     async with EmbeddedNats() as server:
         with otlp_receiver() as receiver:
             made = Ground(server, receiver, tmp_path_factory.mktemp("ground"))
-            bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10))
+            bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=60))
             try:
                 for task in TASKS:
                     run = profile(task)
                     bus.publish_event(RUN_PROFILES.subject(bus.root, run=run.run), run, message_id=run.run)
                 for record in records(TASKS):
                     bus.publish_event(JOB_RECORDS.subject(bus.root, job=record.job), record, message_id=record.job)
-                await bus.flush(20)
+                await bus.flush(60)
                 advisor = {
                     "ALGORITHM": "linear",
                     "REFRESH_INTERVAL_S": "0.2",
@@ -160,6 +160,7 @@ async def _until_it_answers(bus: NatsBus) -> None:
                 return
 
 
+@pytest.mark.host  # advisor, collector and scikit-learn: a training each
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
@@ -168,7 +169,7 @@ async def test_from_advise_to_the_prediction(ground: Ground, tmp_path: Path) -> 
     command = ground.start("services.cli", "advise", str(tmp_path / "job.yaml"), "--json")
     assert await asyncio.to_thread(command.wait, PATIENCE_S) == 0, ground.log.read_text()[-2000:]
     published = "publish evt.prediction.{job}"
-    await until(lambda: ending_with(ground.receiver, published, "cli.advise"), within_s=30, what="the trace")
+    await until(lambda: ending_with(ground.receiver, published, "cli.advise"), what="the trace")
 
     (lineage,) = ending_with(ground.receiver, published, "cli.advise")
     assert steps(lineage) == [
@@ -184,6 +185,7 @@ async def test_from_advise_to_the_prediction(ground: Ground, tmp_path: Path) -> 
     assert_all_declared(ground.receiver.spans)
 
 
+@pytest.mark.host  # advisor, collector and scikit-learn: a training each
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")

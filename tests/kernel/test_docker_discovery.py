@@ -25,6 +25,14 @@ pytestmark = [pytest.mark.root, pytest.mark.docker, pytest.mark.slow]
 MIB = 1 << 20
 APP = f"lab{os.getpid()}"
 SHOP = {"turnbuckle.app": APP}
+GROW_WHEN_TOLD = """
+import signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+print("waits", flush=True)
+signal.sigwait({signal.SIGUSR1})
+held = bytearray(80 << 20)
+time.sleep(1000)
+"""
 
 
 @pytest.fixture
@@ -137,7 +145,7 @@ async def test_a_broken_event_stream_is_survived(engine, tmp_path):
     assert watcher.reports == watcher.found(before)
     await proxy.open()
     await until(lambda: watcher.found(during) and watcher.is_gone(before), within_s=60, what="the changes meanwhile")
-    assert watcher.discovery.available
+    await until(lambda: watcher.discovery.available, what="that it says so")
     after = await asyncio.to_thread(engine.run, name="after", labels=SHOP)
     await until(lambda: watcher.found(after), within_s=60, what="found by the new stream")
     assert len(watcher.found(during)) == 1
@@ -173,22 +181,24 @@ async def test_memory_rises_above_dockers_swap_limit_and_all_is_put_back(engine,
     assert handle.read_limits() == (20_000, 32 * MIB)
     assert host.no_op_writes == 0
     await asyncio.to_thread(engine.remove, container_id)
-    assert handle.read() is None
+    await until(lambda: handle.read() is None, what="the end of its control group")
     handle.close()
 
 
 async def test_a_guarded_container_waits_at_dockers_limit_and_goes_on_above_it(engine, watcher):
-    code = "import time; time.sleep(1); held = bytearray(80 << 20); time.sleep(1000)"
     container_id = await asyncio.to_thread(
-        engine.run, sys.executable, "-S", "-c", code, name="grow", labels=SHOP, mem_limit=32 * MIB
+        engine.run, sys.executable, "-S", "-c", GROW_WHEN_TOLD, name="grow", labels=SHOP, mem_limit=32 * MIB
     )
     await until(lambda: watcher.found(container_id), within_s=60)
     host = open_host(detect())
     handle = host.open(watcher.found(container_id)[0])
     assert handle is not None
     handle.enable_oom_control()
+    await until(lambda: b"waits" in engine.client.logs(container_id), what="a process that can be told")
+    await asyncio.to_thread(engine.client.kill, container_id, "SIGUSR1")
     await until(lambda: handle.read_memory().paused, what="the wait")
-    assert Notification(watcher.found(container_id)[0].key, NotificationKind.PAUSED) in host.take_notifications()
+    paused = Notification(watcher.found(container_id)[0].key, NotificationKind.PAUSED)
+    await until(lambda: paused in host.take_notifications(), what="its notification")
     assert handle.write_memory(200 * MIB) is WriteOutcome.WRITTEN
     await until(lambda: handle.read_memory().usage_bytes > 80 * MIB, what="80 MiB held")
     assert handle.read_oom_kills() == 0

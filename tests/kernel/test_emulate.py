@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.jobs import JobState
+from schemas.jobs import JobRecord, JobState
 from services._host.cgroupfs import detect
 from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT, RunRecord
 from services._runtime.record_files import read_job_file
@@ -32,7 +32,7 @@ instance_types:
 workers: [1, 2]
 batch_sizes: [128, 256]
 share: 0.75
-timeout_s: 30
+timeout_s: 120
 local_run: {instance_type: {name: here, cpu_cores: 0.3, memory_mb: 512, network_mbps: 400}, interval_s: 0.1}
 """
 
@@ -67,7 +67,7 @@ def child_of(process: subprocess.Popen[str]) -> int:
 
 
 def order(**changes) -> RunRequest:
-    return replace(RunRequest("image-digits", MACHINE, 1, 256, 1, 30.0), **changes)
+    return replace(RunRequest("image-digits", MACHINE, 1, 256, 1, 120.0), **changes)
 
 
 def test_two_machines_train_and_are_measured(parent):
@@ -136,7 +136,7 @@ class Tool:
 
     def events(self, *arguments: str, code: int = 0) -> list[dict]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == code, err
         return [json.loads(line) for line in out.splitlines()]
 
@@ -182,14 +182,16 @@ def test_kill_9_and_again_makes_each_run_once(tool):
     first.communicate()
     wait_until(lambda: is_gone(parent), within_s=60, what="the end of the fork server")
     wait_until(lambda: sandboxes_left(token) == [], within_s=60, what="the end of its cells")
+    finished = [record.job for record in read_journal(tool.out) if isinstance(record, JobRecord)]
     told = tool.events()
     rows = [event["record"]["job"] for event in told if event["event"] == "row"]
-    assert len(rows) == 2  # three configurations, one of which was measured
-    assert measured["job"] not in rows
+    assert measured["job"] in finished
+    assert len({*finished, *rows}) == len(finished) + len(rows) == 3  # configurations
+    assert rows, "killed before the last one"
     assert told[-1]["event"] == "result"
     assert told[-1]["runs"] == 3
     kept = read_job_file(Path(told[-1]["parquet"]))
-    assert sorted(record.job for record in kept.records) == sorted([measured["job"], *rows])
+    assert sorted(record.job for record in kept.records) == sorted([*finished, *rows])
     whole, *cut = [profile.run for profile in kept.profiles]
     assert whole == local_run["run"]
     assert all(run.startswith(f"{whole}-cut-") for run in cut), "and what its series shows when it is cut"

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.network import RouteKind
 from schemas.streams import ROUTE_STREAM
-from services.cli.up.host_image import host_mounts
+from services.cli.up.demo_docker import host_mounts
 from services.fabric.testbed.sidecars import fast_path_is_ready
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
@@ -28,7 +28,7 @@ from tests.support.service_in_process import run_in_process
 pytestmark = [pytest.mark.netns, pytest.mark.root]
 H2, H3 = "10.255.0.2", "10.255.0.3"
 WITHIN_S = 60.0
-"""Ten times the second that is promised; measured: 0.75 s."""
+"""A second is promised with the fast path's own settings; measured with those: 0.75 s."""
 
 
 @pytest.fixture
@@ -134,9 +134,9 @@ async def test_a_reconciler_that_begins_after_its_end(host, tmp_path) -> None:
 
 
 async def test_one_that_is_slow_for_a_moment_keeps_its_overrides(host, tmp_path) -> None:
-    """It stands still for a tenth of what its watchdog and the reconciler wait for."""
+    """It stands still for far less than its watchdog and the reconciler wait for."""
     async with reconciler_of(host, tmp_path) as events:
-        with fast_path_in_a_group(host, tmp_path / "state", watchdog_timeout_s="5") as group:
+        with fast_path_in_a_group(host, tmp_path / "state", watchdog_timeout_s="20") as group:
             await overridden(host)
             for _ in range(4):
                 group.freeze(on=True)

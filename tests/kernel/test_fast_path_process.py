@@ -24,6 +24,8 @@ from tests.support.fast_path_running import KEY, running
 
 pytestmark = pytest.mark.netns
 H1, H2, H3 = "10.255.0.1", "10.255.0.2", "10.255.0.3"
+SEEN_S = 5.0
+"""How long an override of another's report lives where one has to be seen: a second passes on a busy machine."""
 
 
 @pytest.fixture
@@ -145,6 +147,15 @@ async def test_a_frozen_daemon_loses_its_overrides_and_begins_anew(host, tmp_pat
         assert not fast.of(RouteKind.FAST_PATH, "restarted")
 
 
+async def test_overrides_go_with_the_service_though_both_its_processes_hang(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        for pid in (fast.watchdog, fast.daemon):
+            os.kill(pid, signal.SIGSTOP)
+    assert (host.overrides(), host.rules()) == ({}, [])
+
+
 async def test_a_watchdog_that_dies_is_replaced_and_the_new_one_works(host, tmp_path) -> None:
     async with running(host, tmp_path) as fast:
         first, daemon = fast.watchdog, fast.daemon
@@ -170,9 +181,9 @@ async def test_without_a_bus_faults_are_answered_and_told_afterwards_in_order(ho
 
         fast.bus.reconnect()
         await fast.told(RouteKind.OVERRIDE_REMOVED, "frr_converged", 2)
-        assert [event.kind for event in fast.events[known:]] == [RouteKind.OVERRIDE] * 2 + [
-            RouteKind.OVERRIDE_REMOVED
-        ] * 2
+        # Beside them, where all of it takes a second: that FRR does not converge.
+        changes = [event.kind for event in fast.events[known:] if event.kind is not RouteKind.FAST_PATH]
+        assert changes == [RouteKind.OVERRIDE] * 2 + [RouteKind.OVERRIDE_REMOVED] * 2
         assert [event.seq for event in fast.events] == list(range(1, len(fast.events) + 1))
 
 
@@ -187,7 +198,7 @@ async def test_bfdd_restarts(host, tmp_path) -> None:
 
         host.bfdd.states = {"p1": "down", "p2": "down"}
         host.bfdd.start()
-        await until(lambda: fast.service.not_ready() is None, what="sight")
+        await until(lambda: fast.service.not_ready() is None and fast.uplink("p1")[1], what="sight, and carrier")
         assert host.overrides() == {}, "sessions that begin down are no fault"
         host.bfdd.change("p1", "up")
         host.bfdd.change("p2", "up")
@@ -241,7 +252,7 @@ async def test_by_hand_everything_is_flushed(host, capsys) -> None:
 
 async def test_the_other_host_is_told_and_answers(pair, tmp_path) -> None:
     first, second = pair
-    async with running(first, tmp_path) as one, running(second, tmp_path) as two:
+    async with running(first, tmp_path) as one, running(second, tmp_path, hold_s=SEEN_S) as two:
         first.bfdd.change("p1", "down")
         await two.overrides({H1: ["p2"]})
         await one.overrides({H2: ["p2"]})
@@ -259,7 +270,7 @@ async def test_the_other_host_is_told_and_answers(pair, tmp_path) -> None:
 
 async def test_forged_spoofed_and_replayed_words_do_nothing(pair, tmp_path) -> None:
     first, second = pair
-    async with running(second, tmp_path) as two:
+    async with running(second, tmp_path, hold_s=SEEN_S) as two:
         fault, tag = PeerMessage(Kind.FAULT, 77, 1, H1, "10.255.0.101"), receiver_tag(KEY.encode(), H2)
         good, forged = encode(fault, KEY.encode(), H2), tag + seal(fault, b"another key, as long as ours ...")
         spoofed, other_version = encode(fault._replace(sender=H3), KEY.encode(), H2), good[:12] + b"\1" + good[13:]
@@ -304,7 +315,7 @@ async def test_ipv6_tunnel_addresses(tmp_path) -> None:
 
 async def test_events_that_were_lost_are_made_up_for(host, tmp_path) -> None:
     """The daemon is stopped while more happens than its socket holds: it looks at everything again."""
-    async with running(host, tmp_path, watchdog_timeout_s=30, event_buffer_bytes=4096) as fast:
+    async with running(host, tmp_path, watchdog_timeout_s=60, event_buffer_bytes=4096) as fast:
         os.kill(fast.daemon, signal.SIGSTOP)
         try:
             for _ in range(40):
@@ -318,6 +329,7 @@ async def test_events_that_were_lost_are_made_up_for(host, tmp_path) -> None:
         await fast.told(RouteKind.FAST_PATH, "input_lost")
         await fast.told(RouteKind.FAST_PATH, "input_restored", 2)
         host.bfdd.change("p1", "down")
+        await until(lambda: fast.uplink("p1")[2] == "down", what="the end of the session")
         host.frr_route(H3, "p1", "p2")
         await until(lambda: fast.service._state["routes"] == 2, what="two routes", within_s=60)
         assert host.overrides() == {}
@@ -346,7 +358,7 @@ async def test_many_destinations_are_overridden_by_one_rule(host, tmp_path) -> N
         assert len(host.rules()) == 2
         host.frr_route(H2, "p2")
         await until(lambda: len(host.rules()) == 1, what="the end of the rule")
-        assert host.overrides(101) == {}
+        await until(lambda: host.overrides(101) == {}, what="an empty table")
 
         # FRR takes the uplink back: the tables are ready again, and a kill leaves nothing.
         host.bfdd.change("p1", "up")
@@ -372,7 +384,7 @@ def segment(source, port, flags):
 async def test_a_switch_that_closes_its_bgp_session_is_left(host, tmp_path) -> None:
     """Only that: a FIN or RST of port 179 from a link-local address."""
     fin, rst, psh_ack, bgp = 0x11, 0x04, 0x18, 179
-    async with running(host, tmp_path) as fast:
+    async with running(host, tmp_path, hold_s=SEEN_S) as fast:
         with socket_in(host.name, socket.AF_PACKET, socket.SOCK_DGRAM) as switch:
             to = ("q1", 0x86DD, 0, 0, b"\xff" * 6)
             for packet in (
@@ -396,9 +408,7 @@ async def test_a_switch_that_closes_its_bgp_session_is_left(host, tmp_path) -> N
             host.frr_route(H2, "p1", "p2")
             host.bfdd.change("p1", "down")
             host.bfdd.change("p1", "up")
-            await until(
-                lambda: fast.service._state["uplinks"]["p1"][1:3] == [True, "up"] and not host.overrides(),
-                what="a new p1",
-            )
+            made = [int(host.ip("-o", "link", "show", "p1").split(":")[0]), True, "up"]
+            await until(lambda: fast.uplink("p1")[:3] == made and not host.overrides(), what="a new p1")
             switch.sendto(segment("fe80::9", bgp, fin), to)
             await fast.overrides({H2: ["p2"]})

@@ -70,18 +70,33 @@ def test_the_table_shows_what_the_files_do(lab: CgroupLab, table: CgroupHost) ->
     for index in (3, 6, 9):  # without a quota: they shall get there soon
         lab.hold(groups[index], index * MIB)
     wait_until(lambda: handles[1].read().nr_throttled >= 3, what="throttling")
-    held = table.read(handles).kernel
-    assert held is not None
-    now_ns = time.monotonic_ns()
-    assert now_ns - 1e9 < held.boundary_ns[1] < now_ns + 1e8 + 1e6, "the end of the period under way"
+    # Beside other work the burner may not run for a whole period: then none is under way.
+    ends_ns: list[tuple[int, int]] = []
+
+    def period() -> int:
+        began_ns = time.monotonic_ns()
+        ends_ns.append((began_ns, int(table.read(handles).kernel.boundary_ns[1])))
+        return ends_ns[-1][1]
+
+    wait_until(period, what="a period")
+    began_ns, end_ns = ends_ns[-1]
+    assert began_ns - 1e9 < end_ns < time.monotonic_ns() + 1e8 + 1e6, "the end of the period under way"
     for burner in burners:
         burner.kill()
         burner.wait()
     wait_until(lambda: table.read(handles).kernel.boundary_ns.max() == 0, what="idleness")
 
-    readings = table.read(handles)
+    def files_now() -> np.ndarray:
+        return np.array([handle.read() for handle in handles])
+
+    # A processor may give back at any time what it has charged a group for in advance: then all of it is read again.
+    seen = []
+    wait_until(
+        lambda: seen.append((files_now(), table.read(handles), files_now())) or (seen[-1][0] == seen[-1][2]).all(),
+        what="counters that stand still",
+    )
+    files, readings, _ = seen[-1]
     assert readings.vanished == ()
-    files = np.array([handle.read() for handle in handles])
     exact = [column for column, name in enumerate(Counters._fields) if name != "usage_us"]
     np.testing.assert_array_equal(readings.counters[:, exact], files[:, exact])
     assert (files[3:10:3, MEMORY_COLUMN] >= np.array([3, 6, 9]) * MIB).all()
@@ -123,7 +138,8 @@ def test_a_group_is_seen_throttled_before_the_kernel_counts_it(lab: CgroupLab, t
 
     wait_until(seen_before_it_counted, what="a period that was seen throttled and counted afterwards")
     wait_until(lambda: table.throttle_snapshot(handles).throttled[0], what="throttling")
-    assert handles[0].write_quota(90_000) is WriteOutcome.WRITTEN
+    # More than one process can use up until it is looked at, however late
+    assert handles[0].write_quota(150_000) is WriteOutcome.WRITTEN
     assert not table.throttle_snapshot(handles).throttled[0]
 
 

@@ -111,7 +111,7 @@ def test_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_who_does_not_listen_to_sigterm_is_killed(tmp_path: Path) -> None:
-    done = run([*arguments(tmp_path, "--seconds", "0.8", "--workers", "2", "--grace", "0.5"), "sh", "-c", STUBBORN])
+    done = run([*arguments(tmp_path, "--seconds", "6", "--workers", "2", "--grace", "0.5"), "sh", "-c", STUBBORN])
     assert done.code == 0, done.stderr
     assert done.event("result")["exit_codes"] == [-9, -9]
 
@@ -147,7 +147,7 @@ def test_whoever_listened_has_gone(tmp_path: Path) -> None:
 
 
 def test_an_early_interrupt(tmp_path: Path) -> None:
-    with running([*arguments(tmp_path, "--interval", "5"), "sh", "-c", SLEEP]) as (process, _):
+    with running([*arguments(tmp_path, "--interval", "60"), "sh", "-c", SLEEP]) as (process, _):
         process.send_signal(signal.SIGINT)
         done = ended(process)
     assert done.code == 130

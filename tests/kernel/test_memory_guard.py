@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from services._host.cgroup_processes import write_file
 from services._host.cgroup_snapshot import NotificationKind, WriteOutcome
-from services._host.cgroupfs import ManagedCgroup, write_file
+from services._host.cgroupfs import ManagedCgroup
 from tests.support.cgroup_lab import wait_until
 from tests.support.memory_lab import (
     MIB,
@@ -243,7 +244,7 @@ def test_the_ladder_follows_growth_and_is_made_anew_when_it_is_long(lab, host, a
     wait_until(lambda: host.registrar.registrations >= 44, what="the new ladder")
     host.take_notifications()
     grow(lab, group, 16, stay_s=1000)
-    assert NotificationKind.NEAR in {alarm.kind for alarm in alarms_within(host, 5.0)}
+    assert NotificationKind.NEAR in {alarm.kind for alarm in alarms_within(host, SLOW_S)}
     assert host.registrar.failures == 0
 
 

@@ -88,7 +88,7 @@ async def state_of(bus: NatsBus) -> NetworkStateReply | None:
 
 
 async def wait_for_state(bus: NatsBus, wanted) -> NetworkStateReply:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             if (state := await state_of(bus)) is not None and wanted(state):
                 return state
@@ -113,7 +113,7 @@ async def test_the_process_on_this_kernel(netns: str, tmp_path: Path) -> None:
         settings = environment(netns, server, tmp_path)
         process = reconciler(settings, tmp_path / "log")
         try:
-            bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10.0))
+            bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=60.0))
             await bus.replay(ROUTE_STREAM, take)
             await wait_for_state(bus, lambda state: state.full_reconciles > 0)
             run(f"bridge -n {netns} fdb add {REMOTE} dev vx100 self dst 10.255.0.2")
@@ -137,7 +137,7 @@ async def test_the_process_on_this_kernel(netns: str, tmp_path: Path) -> None:
                 env=settings | {"TURNBUCKLE_RECONCILER__NETNS": f"/run/netns/{netns}"},
                 stderr=subprocess.PIPE,
             )
-            _, errors = await asyncio.wait_for(second.communicate(), 20)
+            _, errors = await asyncio.wait_for(second.communicate(), 60)
             assert (second.returncode, f"kill {process.pid}" in errors.decode()) == (78, True), errors
 
             run(f"ip netns del {netns}")
@@ -147,7 +147,7 @@ async def test_the_process_on_this_kernel(netns: str, tmp_path: Path) -> None:
             afterwards = f"there is no network namespace '{netns}'"
             assert gone.problems[0].startswith((at_once, afterwards))
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, 20) == 0, (tmp_path / "log").read_text()
+            assert await asyncio.to_thread(process.wait, 60) == 0, (tmp_path / "log").read_text()
             await bus.close(2.0)
         finally:
             process.kill()

@@ -26,6 +26,7 @@ from services.fabric.frr_text import FrrPaths
 from services.fabric.host_file import parse_host_file
 from services.fabric.model import HostFile
 from services.fabric.plan import Action
+from tests.support.cgroup_lab import wait_until
 from tests.support.fabric_lab import ip, standing
 from tests.support.fake_nic import FakeNic
 
@@ -115,7 +116,7 @@ def test_the_encapsulation_device_only_sends(lab):
         for name in ("all", "vxenc0"):
             with inside(lab.host(1)):
                 Path(f"/proc/sys/net/ipv4/conf/{name}/rp_filter").write_text("0")
-        assert arrives()
+        wait_until(arrives, what="the packet, with the door open")
 
 
 def test_check_names_what_differs_and_up_mends_it(lab):
@@ -126,7 +127,7 @@ def test_check_names_what_differs_and_up_mends_it(lab):
     pid = int(Path(f"/var/run/frr/{netns}/bfdd.pid").read_text())
     handle = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    assert readable([handle], 5), "bfdd did not end"
+    assert readable([handle], 60), "bfdd did not end"
     os.close(handle)
     vtysh = ["vtysh", "-N", netns, "-c", "configure", "-c", "zebra nexthop kernel enable"]
     subprocess.run(vtysh, check=True, capture_output=True)

@@ -21,9 +21,10 @@ from services.fabric.testbed.faults import Direction, Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import OutageMeter
 from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
+from tests.support.bgp_sessions import bgp_drops, wait_reopened
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import run
-from tests.support.fast_path_pair import KEY, FastPaths, pause_until
+from tests.support.fast_path_pair import KEY, T_MAX_S, FastPaths, pause_until
 from tests.support.lab_faults import blackhole, link_down
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
@@ -46,14 +47,12 @@ def streams(dual_tor: Lab) -> Iterator[OutageMeter]:
 
 
 @pytest.fixture
-def calm(whole: Lab, fast: FastPaths, streams: OutageMeter) -> Iterator[Lab]:
+def calm(whole: Lab, fast: FastPaths, streams: OutageMeter) -> Lab:
     """The lab with nothing broken, the fast paths seeing, nothing told or measured yet."""
     fast.wait_quiet()
     fast.forget()
     streams.reset()
-    yield whole
-    whole.restore()
-    fast.wait_quiet()
+    return whole
 
 
 @contextmanager
@@ -87,10 +86,10 @@ def test_a_fault_is_overridden_at_both_hosts_and_handed_back(
     first, second = (host.vtep for host in calm.topology.hosts)
     uplink, other, tor = f"p{fault.switch}", f"p{3 - fault.switch}", f"10.255.0.{100 + fault.switch}"
     with calm.fault(fault) as injected_ns:
-        local = fast.wait_told(1, RouteKind.OVERRIDE, cause)
+        local = fast.wait_told(1, RouteKind.OVERRIDE, cause, destination=second)
         remote = fast.wait_told(2, RouteKind.OVERRIDE, "peer")
-        fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "frr_converged")
-        fast.wait_told(2, RouteKind.OVERRIDE_REMOVED, "frr_converged")
+        fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "frr_converged", destination=second)
+        fast.wait_told(2, RouteKind.OVERRIDE_REMOVED, "frr_converged", destination=first)
         assert calm.next_hops(1, 2) == calm.next_hops(2, 1) == {other}
         assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
 
@@ -107,7 +106,8 @@ def test_what_the_host_sends_is_lost_and_nothing_else(calm: Lab, fast: FastPaths
     """FRR's bfdd does not tell its peer that it hears nothing any more, but the switch closes its BGP session."""
     with calm.fault(blackhole(1, 1, Direction.FROM_HOST)) as injected_ns:
         told = fast.wait_told(1, RouteKind.OVERRIDE, "bgp")
-        fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "frr_converged")
+        vtep = calm.topology.hosts[1].vtep
+        fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "frr_converged", destination=vtep)
         assert calm.next_hops(1, 2) == {"p2"}
         assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
         wait_until(lambda: not fast.hosts[0].overrides() and not fast.hosts[1].overrides(), what="hand-back")
@@ -130,7 +130,7 @@ def test_a_false_message_costs_width_for_t_max_and_no_packet_its_way(
     fast.wait_told(2, RouteKind.OVERRIDE, "peer")
     released = fast.wait_told(2, RouteKind.OVERRIDE_REMOVED, "timeout")
 
-    assert 900_000 < released[0].latency_us < 10_000_000
+    assert 0.9 * T_MAX_S < released[0].latency_us / 1e6 < 10 * T_MAX_S
     assert calm.next_hops(2, 1) == {"p1", "p2"}
     assert len(fast.hosts[1].told(RouteKind.OVERRIDE)) == 1
     assert worst_ms(streams, sent_ns) < WORKS_WITHIN_MS
@@ -159,7 +159,7 @@ def test_crossed_faults_keep_the_last_hop(calm: Lab, fast: FastPaths, streams: O
     """Host 1 loses switch 1, host 2 switch 2: what each is told would leave it no way at all."""
     with calm.fault(blackhole(1, 1)), calm.fault(blackhole(2, 2)) as injected_ns:
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"} and calm.next_hops(2, 1) == {"p1"}, what="FRR's way around")
-        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(calm.topology), 30.0) == []
+        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(calm.topology), 60.0) == []
         assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
     for host in fast.hosts:
         for event in host.told(RouteKind.OVERRIDE):
@@ -184,8 +184,8 @@ def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: Fa
 
     streams.reset()
     with calm.fault(blackhole(1, 2)) as injected_ns:
-        assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
         wait_until(lambda: calm.next_hops(1, 2) == {"p1"}, what="FRR's way around")
+        assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
 
 
 def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
@@ -193,22 +193,27 @@ def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: Outag
     ours = fast.hosts[0]
     with calm.fault(blackhole(1, 1)):
         fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
-        os.kill(ours.hot_pid, signal.SIGKILL)
+        killed = ours.hot_pid
+        os.kill(killed, signal.SIGKILL)
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
     wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks")
+    wait_until(lambda: ours.hot_pid not in {0, killed}, what="another data-plane process")
     os.kill(ours.hot_pid, signal.SIGKILL)
     streams.reset()
     with calm.fault(blackhole(1, 2)) as injected_ns:
+        wait_until(lambda: calm.next_hops(1, 2) == {"p1"}, what="FRR's way around")
         assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
 
 
 def test_the_switch_closes_bfd_administratively(calm: Lab, fast: FastPaths) -> None:
     """RFC 5882, 4.2: it says nothing of the path. FRR 8.4 closes BGP all the same, and opens it again without BFD."""
-    switch = calm.topology.switches[0].netns
+    switch, here = calm.topology.switches[0].netns, calm.topology.hosts[0].netns
+    before = bgp_drops(here)
     shut(switch, "shutdown")
     try:
         (told,) = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_admin_down")
         assert (told.interface, told.alarm) == ("p1", True)
+        wait_reopened(here, before, {"p1"})
         wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks, without BFD")
         wait_until(lambda: fast.hosts[0].state["uplinks"]["p1"][2] == "remote-adm-down", what="the state of p1")
         wait_until(lambda: not fast.hosts[0].overrides(), what="no override")
@@ -216,17 +221,19 @@ def test_the_switch_closes_bfd_administratively(calm: Lab, fast: FastPaths) -> N
         assert not fast.hosts[0].told(RouteKind.FAST_PATH, "flap_damped")
     finally:
         shut(switch, "no shutdown")
-    fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", within_s=60)
+    fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened")
 
 
 def test_the_host_closes_its_own_bfd_administratively(calm: Lab, fast: FastPaths) -> None:
     """Its profile is that of both uplinks. FRR 8.4 closes BGP on both, and opens it again without BFD."""
     here = calm.topology.hosts[0].netns
+    before = bgp_drops(here)
     shut(here, "shutdown")
     try:
         told = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_admin_down", count=2)
         assert {(event.interface, event.alarm) for event in told} == {("p1", True), ("p2", True)}
         assert all("closed administratively here" in event.reason for event in told)
+        wait_reopened(here, before, {"p1", "p2"})
         wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks, without BFD")
         wait_until(
             lambda: {row[2] for row in fast.hosts[0].state["uplinks"].values()} == {"adm-down"},
@@ -238,7 +245,7 @@ def test_the_host_closes_its_own_bfd_administratively(calm: Lab, fast: FastPaths
         assert len(fast.hosts[0].told(RouteKind.FAST_PATH, "bfd_admin_down")) == 2, "told once for each uplink"
     finally:
         shut(here, "no shutdown")
-    opened = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", count=2, within_s=60)
+    opened = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", count=2)
     assert {event.interface for event in opened} == {"p1", "p2"}
     fast.wait_quiet()
     assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd"), "opened again, it is no fault either"

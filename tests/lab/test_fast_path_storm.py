@@ -19,7 +19,7 @@ HOLD_S = 4.0
 
 def test_a_flap_storm_is_left_to_frr(whole: Lab, tmp_path: Path) -> None:
     """A silent loss again and again, for as long as BFD needs: the fourth within the window is one too many."""
-    with FastPaths(whole, tmp_path, flap_damping_window_s=60.0, flap_damping_hold_s=HOLD_S) as fast:
+    with FastPaths(whole, tmp_path, flap_damping_window_s=600.0, flap_damping_hold_s=HOLD_S) as fast:
         ours = fast.hosts[0]
         for number in range(1, 5):
             with whole.fault(blackhole(1, 1)):
@@ -29,5 +29,5 @@ def test_a_flap_storm_is_left_to_frr(whole: Lab, tmp_path: Path) -> None:
         assert len(fast.hosts[0].told(RouteKind.FAST_PATH, "flap_damped")) == 1
         assert not ours.overrides(), "nothing is overridden while damped"
         assert ours.state["counts"]["faults"] == 3, "three were answered"
-        fast.wait_told(1, RouteKind.FAST_PATH, "flap_damping_ended", within_s=HOLD_S + 30)
-        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 30.0) == []
+        fast.wait_told(1, RouteKind.FAST_PATH, "flap_damping_ended")
+        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 60.0) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +21,14 @@ def built() -> None:
     if "kernel: needs" in made.stderr or "kernel: no " in made.stderr:
         pytest.skip(made.stderr.strip().splitlines()[0])
     assert made.returncode == 0, made.stderr
+
+
+@pytest.fixture(scope="module")
+def guest(guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
+    """With two processors: programs count on each, and records of both have to find their order."""
+    two = Guest(guest.image, tmp_path_factory.mktemp("two"), cores=2)
+    yield two
+    two.close()
 
 
 def run(guest: Guest, capsys: pytest.CaptureFixture[str], *command: str) -> None:

@@ -15,6 +15,7 @@ from services._runtime.bus.api import Delivery
 from services.fabric.testbed.lab import Lab
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
+from tests.support.bgp_sessions import bgp_drops, wait_reopened
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
@@ -76,13 +77,17 @@ async def audited(whole: Lab, tmp_path: Path) -> AsyncIterator[Audited]:
 
 @pytest.mark.usefixtures("slow_convergence")
 async def test_an_edge_fault_is_told_as_routes_and_is_no_disagreement(whole: Lab, audited: Audited) -> None:
+    def told() -> list[RouteEvent]:
+        routes = audited.of(RouteKind.ROUTE)
+        return [event for event in routes if any(REMOTE in name for name in (event.destination, *event.also))]
+
     with whole.fault(blackhole(1, 1)):
-        await until(lambda: len(audited.of(RouteKind.ROUTE)) >= 1, within_s=60, what="the route that changed")
         await until(lambda: whole.next_hops(1, 2) == {"p2"}, within_s=60, what="the way around")
+        await until(told, within_s=60, what="the route that changed")
     await until(lambda: whole.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks")
     await until(audited.agrees, within_s=60, what="agreement")
     assert audited.of(RouteKind.DISAGREEMENT, RouteKind.AGREEMENT) == []
-    route = next(event for event in audited.of(RouteKind.ROUTE) if REMOTE in event.destination)
+    route = told()[0]
     assert (len(route.before), len(route.after)) == (2, 1)
     assert audited.reconciler.loop is not None
     assert audited.reconciler.loop.counts.writes == 0
@@ -141,7 +146,9 @@ async def test_a_session_that_was_closed_administratively_is_shown(
     whole: Lab, audited: Audited, *, closed_at_switch: bool, who: str
 ) -> None:
     """RFC 5882, 4.2: a state of its own, and no disagreement between kernel, FRR and BFD."""
-    netns = (whole.topology.switches if closed_at_switch else whole.topology.hosts)[0].netns
+    here = whole.topology.hosts[0].netns
+    netns = whole.topology.switches[0].netns if closed_at_switch else here
+    before = await asyncio.to_thread(bgp_drops, here)
     profile = ("configure terminal", "bfd", "profile turnbuckle")
     uplinks = ["p1"] if closed_at_switch else ["p1", "p2"]
 
@@ -153,6 +160,7 @@ async def test_a_session_that_was_closed_administratively_is_shown(
     try:
         wanted = [f"BFD on {uplink} was closed administratively {who}" for uplink in uplinks]
         await until(lambda: shown() == wanted, within_s=60, what="what is shown of the sessions")
+        await asyncio.to_thread(wait_reopened, here, before, set(uplinks))
         await until(lambda: whole.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks, without BFD")
         await until(audited.agrees, within_s=60, what="agreement")
     finally:

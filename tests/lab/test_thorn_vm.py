@@ -18,9 +18,9 @@ VM = Path("tests/lab/vm")
 PARTS = ("codec", "path", "service")
 
 
-def test_rules_on_a_real_kernel(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_on_a_real_kernel(quick_guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """Codec, data path and service in one pytest: emulated, starting one takes as long as the codec's tests."""
-    found = run_pytest(guest, capsys, *(str(VM / f"guest_thorn_{part}.py") for part in PARTS), within_s=1_400)
+    found = run_pytest(quick_guest, capsys, *(str(VM / f"guest_thorn_{part}.py") for part in PARTS), within_s=1_400)
     assert not found["skipped"]
     assert found["passed"] >= {
         "test_tc_shows_what_we_write",
@@ -38,10 +38,10 @@ def test_rules_on_a_real_kernel(guest: Guest, capsys: pytest.CaptureFixture[str]
     }
 
 
-def test_ten_thousand_rules_are_set_up_and_found_right(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ten_thousand_rules_are_set_up_and_found_right(quick_guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """Each case fails by itself if a write fails, a rule is missing or the second pass finds anything to do."""
     extent = Extent((1, 100, 1_000, 10_000), changes=3, tc_batch_up_to=100, pyroute2_up_to=1)
-    record = measured_in(guest, extent)
+    record = measured_in(quick_guest, extent)
     cases: list[dict[str, Any]] = record["cases"]
     with capsys.disabled():
         for case in cases:

@@ -63,6 +63,8 @@ class Faults:
 
     cluster: ClusterLab
     chance: random.Random
+    kinds: tuple[str, ...] = ("agent", "agent", "allocator", "allocator", "server")
+    """What is hit, each as often as it is named: services by the beginning of their names, and the server."""
     slots: list[Slot] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     timeline: Timeline = field(default_factory=Timeline)
@@ -88,7 +90,7 @@ class Faults:
         try:
             while True:
                 await asyncio.sleep(self.chance.expovariate(1 / MEAN_GAP_S))
-                self._begin(self.chance.choice(("agent", "agent", "allocator", "allocator", "server")))
+                self._begin(self.chance.choice(self.kinds))
         finally:
             looking.cancel()
             with suppress(asyncio.CancelledError):

@@ -22,9 +22,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 from schemas.apps import AppSpec
 from schemas.oom import OomKind
@@ -283,31 +285,58 @@ def why_not() -> str | None:
         return str(error)
 
 
-def main() -> int:
-    """1 where something went wrong, 69 where this machine does not allow it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.soak", description=__doc__.partition("\n")[0])
+class Report(Protocol):
+    """What a soak has found."""
+
+    fault_log: list[str]
+
+    @property
+    def troubles(self) -> list[str]:
+        """Everything that must not be."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+
+
+def command(run: Callable[[int, float, Path], Coroutine[Any, Any, Report]], name: str, summary: str) -> int:
+    """A soak as a program; 1 where something went wrong, 69 where this machine does not allow it.
+
+    Args:
+        run: with a seed, for so many seconds of faults, with logs in this directory; its report is a data class.
+        name: of the record in bench-results, and of the program in messages.
+        summary: of `--help`.
+    """
+    parser = argparse.ArgumentParser(prog=f"make {name}", description=summary)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="default: another one each time")
     parser.add_argument("--seconds", type=float, default=DEFAULT_S, help="of faults (default %(default)s)")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs, samples and timeline.log in it")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs and samples in it")
     given = parser.parse_args()
     if reason := why_not():
-        print(f"soak: {reason}", file=sys.stderr)
+        print(f"{name}: {reason}", file=sys.stderr)
         return 69
     machine = this_machine()
     print(f"{machine.line}\nseed {given.seed}", flush=True)
-    directory = given.keep or Path(tempfile.mkdtemp(prefix="turnbuckle-soak-"))
+    directory = given.keep or Path(tempfile.mkdtemp(prefix=f"turnbuckle-{name}-"))
     directory.mkdir(parents=True, exist_ok=True)
-    report = asyncio.run(_soak(given.seed, given.seconds, directory))
+    directory.chmod(0o755)
+    report = asyncio.run(run(given.seed, given.seconds, directory))
     print(report.text)
     if report.troubles:
-        print("\n".join(["faults:", *report.fault_log, f"logs, samples and timeline.log: {directory}"]))
+        print("\n".join(["faults:", *report.fault_log, f"logs and samples: {directory}"]))
     elif given.keep is None:
         shutil.rmtree(directory)
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    record = OUTPUT / "soak.json"
-    record.write_text(json.dumps({"machine": machine.as_dict()} | asdict(report), indent=1), encoding="utf-8")
+    record = OUTPUT / f"{name}.json"
+    found = asdict(cast("Any", report))
+    record.write_text(json.dumps({"machine": machine.as_dict()} | found, indent=1), encoding="utf-8")
     print(f"written: {record}", file=sys.stderr)
     return 1 if report.troubles else 0
+
+
+def main() -> int:
+    """As `command`."""
+    return command(_soak, "soak", (__doc__ or "").partition("\n")[0])
 
 
 if __name__ == "__main__":

@@ -119,6 +119,12 @@ class CfsPlant:
             params=self.params or parameters(len(self.limit_us)),
         )
 
+    def by_app(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sums by application, shape A."""
+        sums = np.zeros(len(self.limit_us), np.int64)
+        np.add.at(sums, self.app, values)
+        return sums
+
     def held_us(self) -> NDArray[np.int64]:
         """The largest quota that may be in force: in the kernel, on its way, or ordered."""
         held: NDArray[np.int64] = np.maximum.reduce([self.quota_us, self.ordered_us, *self.pipeline])
@@ -128,11 +134,9 @@ class CfsPlant:
         """Limit updates out of targets: cuts as they are, raises scaled into limit - sum(max(old, new))."""
         held = self.held_us()
         ask = np.where(target_us > self.ordered_us, np.maximum(target_us - held, 0), 0)
-        for app, limit in enumerate(self.limit_us):
-            mine = self.app == app
-            room, asked = max(int(limit - held[mine].sum()), 0), int(ask[mine].sum())
-            if asked > room:
-                ask[mine] = ask[mine] * room // asked
+        room, asked = np.maximum(self.limit_us - self.by_app(held), 0), self.by_app(ask)
+        scaled = ask * room[self.app] // np.maximum(asked, 1)[self.app]
+        ask = np.where((asked > room)[self.app], scaled, ask)
         raised = np.maximum(np.where(target_us > held, held + ask, target_us), self.ordered_us)
         return np.where(target_us > self.ordered_us, raised, target_us)
 

@@ -32,7 +32,7 @@ async def browser() -> AsyncIterator[Any]:
 
     async with async_playwright() as playwright:
         # Root has no sandbox; the pages are our own.
-        opened = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        opened = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=120_000)
         try:
             yield opened
         finally:

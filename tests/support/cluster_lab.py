@@ -46,13 +46,15 @@ START_S: Final = 90.0
 """For a service to become ready on a machine that does other work."""
 
 
-async def poll(probe: Callable[[], Awaitable[Any]], *, within_s: float = 60.0, what: str = "the condition") -> Any:
+async def poll(
+    probe: Callable[[], Awaitable[Any]], *, within_s: float = 60.0, every_s: float = 0.02, what: str = "the condition"
+) -> Any:
     """The first true answer of an asynchronous probe; fails the test if that takes too long."""
     deadline = time.monotonic() + within_s
     while not (answer := await probe()):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not hold within {within_s:g} s")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(every_s)
     return answer
 
 
@@ -266,7 +268,7 @@ class ClusterLab:
     async def start(self) -> ClusterLab:
         """The server and our own connection."""
         await self.nats.start()
-        self._bus = await NatsBus.connect(BusOptions(servers=(self.nats.url,), connect_deadline_s=10.0))
+        self._bus = await NatsBus.connect(BusOptions(servers=(self.nats.url,), connect_deadline_s=60))
         return self
 
     @property
@@ -278,7 +280,7 @@ class ClusterLab:
     def launch(self, service: str, **variables: str) -> ServiceProcess:
         """Start a service's process; variables without their prefix, such as ``AGENT__NODE="n1"``."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_"))}
-        ours = {"NATS_URL": self.nats.url, "HEALTH_PORT": "0", "SHUTDOWN_GRACE_S": "4", **variables}
+        ours = {"NATS_URL": self.nats.url, "HEALTH_PORT": "0", "SHUTDOWN_GRACE_S": "30", **variables}
         environment = kept | {"XDG_CONFIG_HOME": "/nonexistent"} | {f"TURNBUCKLE_{k}": v for k, v in ours.items()}
         process = ServiceProcess(service, environment, self.directory / f"{service}-{next(self._serial)}.log")
         self.services.append(process)
@@ -286,9 +288,12 @@ class ClusterLab:
             self._agents_roots.add(variables["AGENT__MANAGED_ROOT"])
         return process
 
-    def launch_agent(self, node: str = "n1", root: str | None = None, docker: str = "off") -> ServiceProcess:
+    def launch_agent(
+        self, node: str = "n1", root: str | None = None, docker: str = "off", **variables: str
+    ) -> ServiceProcess:
         """Start an agent for a managed root of its own."""
-        return self.launch("agent", AGENT__NODE=node, AGENT__MANAGED_ROOT=root or self.root, AGENT__DOCKER=docker)
+        ours = {"AGENT__NODE": node, "AGENT__MANAGED_ROOT": root or self.root, "AGENT__DOCKER": docker}
+        return self.launch("agent", **ours, **variables)
 
     def launch_allocator(self, **variables: str) -> ServiceProcess:
         """Start an allocator."""
@@ -328,18 +333,20 @@ class ClusterLab:
         container.close()
 
     def observe(self, *roots: str) -> LimitObserver:
-        """Start an independent observer of all groups below these roots (default: ours)."""
+        """An independent observer of all groups below these roots (default: ours), at work."""
         output = self.directory / f"observer-{next(self._serial)}.jsonl"
         observer = LimitObserver(self.tree, list(roots) or [self.root], output)
         self.observers.append(observer)
+        wait_until(lambda: observer.at_work, what="the observer's first sample")
         return observer
 
     @contextlib.asynccontextmanager
     async def listen(self, pattern: Subject) -> AsyncIterator[MessageLog]:
-        """Collect observations."""
+        """Collect observations, from the first one that is sent within the block."""
         log = MessageLog()
         subscription = await self.bus.subscribe(pattern, log.take)
         try:
+            await self.bus.flush(60)  # else what blocks the event loop next would keep the subscription here
             yield log
         finally:
             await subscription.stop()

@@ -27,7 +27,7 @@ LIGHT: Final = ("agent", "allocator", "reconciler", "cli")
 """Images without PyTorch."""
 RUNNING: Final = ("nats", "agent", "allocator", "reconciler")
 LOADS: Final = ("web", "api", "worker", "cache", "batch")
-START_S: Final = 60.0
+START_S: Final = 180.0
 WEIGHT: Final = 16
 NICENESS: Final = -10
 """Of compose, and `WEIGHT` times the usual share for containers: other work on the machine is not to be measured."""
@@ -164,6 +164,7 @@ class ComposeProject:
             | offline
             | {
                 "COMPOSE_PROJECT_NAME": self.name,
+                "COMPOSE_PROFILES": "advisor",  # `config` and `down` know it; `up` is told what to start
                 "TURNBUCKLE_NATS_PORT": str(self.nats_port),
                 "TURNBUCKLE_RECONCILER_HEALTH_PORT": str(free_port()),
                 "TURNBUCKLE_STATE_DIRECTORY": str(self.state_directory),

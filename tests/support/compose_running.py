@@ -60,7 +60,7 @@ class Running:
 
     async def told_of(self, container: Container) -> list[ContainerChange]:
         """What the stream holds of a container, as soon as that is anything."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not (changes := await self._events(container.id)):
             assert time.monotonic() < deadline, "the container was not told of"
         return changes

@@ -12,10 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.cfs import CfsBatch
 from schemas.jobs import Configuration, TaskFeatures
-from schemas.limits import LimitDecisions
-from schemas.message import ColumnarMessage, Message
+from schemas.message import Message
 from schemas.network import NetworkStateReply, PathState, RulesReply, RuleState, TcEvent
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, Prediction
 from schemas.subjects import PREDICTIONS, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS
@@ -23,9 +21,36 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 
 CLI = [sys.executable, "-m", "services.cli"]
-WITHIN_MS = 20_000
+WITHIN_MS = 60_000
 HOSTILE = "<img src=x onerror=alert(1)>"
 DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+FAINT_OR_SMALL = """() => {
+  const channels = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
+  const ground = (element) => {
+    for (let at = element; at !== null; at = at.parentElement) {
+      const found = channels(getComputedStyle(at).backgroundColor);
+      if (found.length === 3 || found[3] === 1) return found;
+    }
+    return [255, 255, 255];
+  };
+  const bad = [];
+  for (const element of document.querySelectorAll("header *, #panel *, #feed *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim() !== "");
+    if (!own || element.closest("svg, canvas") || element.getClientRects().length === 0) continue;
+    const style = getComputedStyle(element);
+    const [one, other] = [light(channels(style.color)), light(ground(element))];
+    const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    if (contrast < 4.5 || parseFloat(style.fontSize) < 11) {
+      bad.push(`${element.textContent.slice(0, 30)}: ${contrast.toFixed(2)}, ${style.fontSize}`);
+    }
+  }
+  return [...new Set(bad)];
+}"""
+"""Texts of a page that are smaller than 11 px, or fainter than 4.5 to 1 (WCAG AA)."""
 
 
 @dataclass
@@ -41,16 +66,30 @@ class Stack:
 
     async def page(self, **options: Any) -> Any:
         """A new page that shows the console, live."""
-        opened = await self.chromium.new_page(**{"viewport": DESKTOP, **options})
+        profile = await self.chromium.new_context(**{"viewport": DESKTOP, **options})
+        return await self.show(await profile.new_page(), self.url)
+
+    async def beside(self, page: Any, url: str) -> Any:
+        """Another page of the same browser profile, which has the key already, at this address."""
+        return await self.show(await page.context.new_page(), url)
+
+    async def show(self, opened: Any, url: str) -> Any:
+        """Open an address of the console, and wait until it is live."""
+        opened.set_default_timeout(WITHIN_MS)
         opened.on("console", lambda said: self.complaints.append(said.text))
         opened.on("pageerror", lambda error: self.complaints.append(str(error)))
         opened.on("request", self._note_foreign)
-        await opened.goto(self.url)
+        await opened.goto(url)
         await opened.wait_for_selector("#link.live", timeout=WITHIN_MS)
         return opened
 
+    @property
+    def address(self) -> str:
+        """Without the key."""
+        return self.url.partition("#")[0]
+
     def _note_foreign(self, request: Any) -> None:
-        if not request.url.startswith(self.url.partition("#")[0]):
+        if not request.url.startswith(self.address):
             self.complaints.append(f"asked for {request.url}")
 
 
@@ -59,9 +98,10 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
-def launch(*arguments: str) -> subprocess.Popen[str]:
+def launch(*arguments: str, **settings: str) -> subprocess.Popen[str]:
+    given = {f"TURNBUCKLE_{name}": value for name, value in settings.items()}
     return subprocess.Popen(
-        [*CLI, *arguments], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*CLI, *arguments], env=environment() | given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
@@ -74,13 +114,13 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 async def console_url(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 30)
+    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)
     assert line, f"no address: {process.stderr.read() if process.stderr else ''}"
     return str(json.loads(line)["url"])
 
 
 async def connect(url: str) -> NatsBus:
-    return await NatsBus.connect(BusOptions(servers=(url,), connect_deadline_s=30.0))
+    return await NatsBus.connect(BusOptions(servers=(url,), connect_deadline_s=60.0))
 
 
 async def tell_of_a_network(bus: NatsBus) -> None:
@@ -122,7 +162,7 @@ async def tell_of_a_network(bus: NatsBus) -> None:
         await serve(bus, RECONCILER_RULES.subject(bus.root, node=node), RulesReply(node=node, total=1, rules=(rule,)))
         event = TcEvent(node=node, incarnation=1, pass_id=1, time_ns=time.time_ns(), causes={"start": 1}, verified=True)
         bus.publish_event(TC_EVENTS.subject(bus.root, node=node), event, message_id=f"tc-{node}")
-    await bus.flush(10.0)
+    await bus.flush(60)
 
 
 async def serve(bus: NatsBus, subject: Any, answer: Message) -> None:
@@ -160,44 +200,4 @@ async def tell_of_a_job(bus: NatsBus) -> None:
         time_ns=time.time_ns(),
     )
     bus.publish_event(PREDICTIONS.subject(bus.root, job="resnet"), prediction, message_id="resnet")
-    await bus.flush(10.0)
-
-
-def vectors() -> list[ColumnarMessage]:
-    """Extremes of every column's type."""
-    integers = {"<i8": [-(1 << 52), -1, 1 << 52], "<i4": [-(1 << 31), 0, (1 << 31) - 1]}
-    integers |= {"<u2": [0, 1, 65_535], "|u1": [0, 7, 255]}
-
-    def columns(model: type[ColumnarMessage]) -> dict[str, Any]:
-        floats = [-1.5, 0.0, 1e300]
-        return {name: integers.get(kind.str, floats) for name, kind in model.column_types.items()}
-
-    keys = ["web-0123456789ab", "größe-0123456789ab", "x"]
-    batch: dict[str, Any] = {
-        "app": "shop",
-        "node": "gpu-01.example",
-        "incarnation": 1,
-        "report_seq": 2,
-        "time_ns": 3,
-        "period_us": 100_000,
-        "host_cpus": 2,
-    }
-    decisions: dict[str, Any] = {
-        "app": "shop",
-        "mode": "enforce",
-        "policy": "waterfill",
-        "epoch": 1,
-        "step": 1,
-        "time_ns": 1,
-        "container_count": 3,
-        "cpu_limit_us": 1,
-        "cpu_allocated_us": 1,
-        "memory_limit_bytes": 1,
-        "memory_allocated_bytes": 1,
-    }
-    none = {name: [] for name in CfsBatch.column_types}
-    return [
-        CfsBatch.build(keys, columns(CfsBatch), **batch),
-        CfsBatch.build([], none, **batch),
-        LimitDecisions.build(keys, columns(LimitDecisions), **decisions),
-    ]
+    await bus.flush(60)

@@ -10,7 +10,7 @@ from typing import Any
 
 import docker
 
-from services.cli.up.host_image import ensure_host_image, host_mounts
+from services.cli.up.demo_docker import ensure_host_image, host_mounts
 
 
 class DockerLab:

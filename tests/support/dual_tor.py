@@ -62,4 +62,4 @@ def whole(dual_tor: Lab) -> Iterator[Lab]:
     """The shared lab, whole before and after: a fault that a test leaves is lifted."""
     yield dual_tor
     dual_tor.restore()
-    dual_tor.wait_ready(30.0)
+    dual_tor.wait_ready()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from schemas.containers import NodeInfo
-from services.cli.apps.announced import read_nodes
+from services._runtime.command.nodes import read_nodes
 from tests.support.cluster_lab import ClusterLab, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.docker_lab import CuttableProxy

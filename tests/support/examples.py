@@ -8,9 +8,13 @@ from hypothesis import settings
 
 DEEP: Final = 100
 """Of a test that names no number, in the deep profile."""
-LEAST: Final = 20
+
+
+MOST_SHARE: Final = 10
+"""Of the deep profile's examples, percent, in all others: a test that names a number needs many, and takes seconds."""
 
 
 def examples(deep: int) -> int:
-    """All of `deep` in the deep profile; in the fast one a fifth, but at least `LEAST` unless there are fewer."""
-    return min(deep, max(LEAST, deep * settings().max_examples // DEEP))
+    """All of `deep` in the deep profile; in another a tenth, but at least what a test without a number tries."""
+    usual = settings().max_examples
+    return deep if usual >= DEEP else min(deep, max(usual, deep * min(usual, MOST_SHARE) // DEEP))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services._host.netns import inside, socket_in
-from services.fabric.check import check
+from services.fabric.check import Difference, check
 from services.fabric.frr_text import FrrPaths
 from services.fabric.model import HostFile
 from services.fabric.paths import FabricPaths
@@ -57,7 +57,7 @@ class FabricLab:
     """Hosts 1 and 2 with one uplink each, p1, cabled to each other."""
 
     directory: Path
-    prefix: str = field(default_factory=lambda: f"fb{os.getpid() % 10_000}")
+    prefix: str = field(default_factory=lambda: f"fb{os.getpid()}")
 
     def host(self, number: int) -> str:
         """The namespace that is a host."""
@@ -147,11 +147,16 @@ class FabricLab:
             "processes": ip("netns", "pids", netns).split(),
         }
 
-    def wait_until_whole(self, file: HostFile, *, within_s: float = 60.0) -> None:
+    def wait_until_whole(self, file: HostFile) -> None:
         """Wait until `check` finds nothing."""
+        self.wait_for_differences(file, 0)
+
+    def wait_for_differences(self, file: HostFile, count: int, *, within_s: float = 60.0) -> list[Difference]:
+        """Wait until `check` finds so many; those."""
         deadline = time.monotonic() + within_s
-        while found := check(file, self.paths):
+        while len(found := check(file, self.paths)) != count:
             assert time.monotonic() < deadline, f"after {within_s:g} s: {found}"
+        return found
 
     def exchange(self, size_bytes: int, *, within_s: float = 60.0) -> float:
         """Send datagrams from application 1 to 2 and back until one has made the way. Returns seconds."""

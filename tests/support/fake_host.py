@@ -73,6 +73,10 @@ class FakeContainer:
     def read_quota(self):
         return None if self.gone else self.quota_us
 
+    @property
+    def configured(self):
+        return Limits(*(self.original or (self.quota_us, self.limit_bytes)))
+
     def read_oom_kills(self):
         return 0 if self.gone else self.oom_kills
 

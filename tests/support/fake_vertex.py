@@ -85,6 +85,10 @@ class FakeVertex:
         """Let the next calls of a method fail."""
         self._failures[method].append(Failure(code, text, **how))
 
+    def fail_no_more(self, method: str) -> None:
+        """Let the next calls of a method succeed."""
+        self._failures[method].clear()
+
     def advance(self, seconds: float) -> None:
         """Let time pass: jobs start and end."""
         with self._lock:

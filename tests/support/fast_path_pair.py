@@ -14,6 +14,7 @@ from services._runtime.bus.api import Delivery
 from services.fabric.testbed.lab import Lab
 from services.fastpath.service import FastPath
 from services.fastpath.settings import FastPathSettings
+from tests.support.bgp_sessions import bfd_guards
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.cgroup_lab import wait_until
@@ -21,6 +22,9 @@ from tests.support.fast_path_lab import overrides_in
 from tests.support.service_in_process import run_in_process
 
 KEY = "a key for the lab of this very test run"
+T_MAX_S = 3.0
+PATIENT = {"hold_s": T_MAX_S, "watchdog_timeout_s": 5.0}
+"""FRR converges within `hold_s`, and nobody takes a machine that stands still for a moment for a dead process."""
 
 
 class HostFastPath:
@@ -68,7 +72,7 @@ class FastPaths:
     def __init__(self, lab: Lab, state_directory: Path, **settings: Any) -> None:
         self.hosts = [HostFastPath(host.netns, host.vtep) for host in lab.topology.hosts]
         self._lab = lab
-        self._settings = {"state_directory": state_directory, "fabric_key": KEY} | settings
+        self._settings = {"state_directory": state_directory, "fabric_key": KEY} | PATIENT | settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._live(),))
@@ -104,14 +108,29 @@ class FastPaths:
     def __exit__(self, *_: object) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def wait_quiet(self, within_s: float = 60.0) -> None:
-        """Until nothing is overridden, both uplinks carry, and new faults would be answered."""
+        """Until nothing is overridden, both uplinks carry, and new faults would be answered.
+
+        By states that are reported from then on: the last one, a second old, may be from before a fault. What was told
+        before such a state has come with it. And by BFD as bgpd has it: a session of BGP that it has yet to close takes
+        that of BFD away, and a fault would not be told.
+        """
         self._lab.wait_for_both_uplinks(within_s)
         wait_until(
-            lambda: all(made.ready() and not made.overrides() for made in self.hosts),
+            lambda: all(bfd_guards(made.netns) for made in self.hosts), within_s=within_s, what="BFD up on all uplinks"
+        )
+        wait_until(
+            lambda: not any(made.overrides() for made in self.hosts), within_s=within_s, what="no override on any host"
+        )
+        old = [made.state for made in self.hosts]
+        wait_until(
+            lambda: all(
+                made.state is not stale and made.ready() and not made.overrides()
+                for made, stale in zip(self.hosts, old, strict=True)
+            ),
             within_s=within_s,
             what="fast paths without overrides",
         )
@@ -122,15 +141,20 @@ class FastPaths:
             made.events.clear()
 
     def wait_told(
-        self, host: int, kind: RouteKind, cause: str, *, count: int = 1, within_s: float = 60.0
+        self, host: int, kind: RouteKind, cause: str, *, count: int = 1, destination: str = ""
     ) -> list[RouteEvent]:
-        """Wait for so many events of a host, by its number."""
+        """Wait for so many events of a host, by its number, and for one about a destination."""
         made = self.hosts[host - 1]
-        wait_until(
-            lambda: len(made.told(kind, cause)) >= count,
-            within_s=within_s,
-            what=f"{count} {kind} for {cause} of host {host}; there are {[(e.kind, e.cause) for e in made.events]}",
-        )
+
+        def enough() -> bool:
+            told = made.told(kind, cause)
+            named = {name for event in told for name in (event.destination, *event.also)}
+            return len(told) >= count and (not destination or destination in named)
+
+        try:
+            wait_until(enough, what=f"{count} {kind} for {cause} of host {host} {destination}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; there are {[(e.kind, e.cause) for e in made.events]}") from error
         return made.told(kind, cause)
 
 

@@ -21,6 +21,7 @@ def environment_of(host: HostNamespace, state: Path, **settings: str) -> dict[st
     """Variables of a fast path in a host's namespace, without a bus."""
     values = {"node": f"n{host.number}", "netns": host.name, "uplinks": ",".join(host.uplinks), "vtep": host.vtep}
     values |= {"frr_directory": str(host.directory), "state_directory": str(state), "realtime_priority": "0"}
+    values["watchdog_timeout_s"] = "2"  # without a real-time priority half a second passes on a busy machine
     made = {f"TURNBUCKLE_FAST_PATH__{name.upper()}": value for name, value in (values | settings).items()}
     return made | {"TURNBUCKLE_HEALTH_PORT": "0", "TURNBUCKLE_NATS_URL": "nats://127.0.0.1:9"}
 

@@ -30,6 +30,10 @@ class Running:
     def watchdog(self):
         return self.service.supervisor.pids[1]
 
+    def uplink(self, name):
+        """As it last reported, each second: ifindex, carrier, state of BFD, switch."""
+        return self.service._state["uplinks"][name]
+
     def of(self, kind, cause=None):
         return [event for event in self.events if event.kind is kind and cause in {None, event.cause}]
 
@@ -54,7 +58,8 @@ async def running(host, tmp_path, **changes):
     await ours.replay(ROUTE_STREAM, take)
     values = {"node": f"n{host.number}", "netns": host.name, "uplinks": tuple(host.uplinks), "vtep": host.vtep}
     values |= {"fabric_key": KEY, "frr_directory": host.directory, "state_directory": tmp_path / "state"}
-    values |= {"realtime_priority": 0, "watchdog_timeout_s": 0.5}
+    # Longer than a busy machine stands still: who has been silent for so long has its overrides taken away.
+    values |= {"realtime_priority": 0, "watchdog_timeout_s": 4.0}
     settings = FastPathSettings.load({}, **(values | changes))
     async with run_in_process(FastPath, settings, theirs) as service:
         made = Running(host, service, events)

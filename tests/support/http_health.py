@@ -8,9 +8,9 @@ import urllib.request
 
 
 def ask(port: int, path: str) -> tuple[int, str]:
-    """Status and body; 0 while nobody listens."""
+    """Status and body; 0 while nobody listens, or answers within a minute."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -237,6 +237,11 @@ class LimitObserver:
                 stdout=file,
             )
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it has taken a sample: its interpreter may take seconds to start."""
+        return self._output.stat().st_size > 0
+
     def stop(self) -> dict[str, Observation]:
         """End it and return what it saw, by application."""
         self._process.communicate(timeout=120)

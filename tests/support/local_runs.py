@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from services._host.cgroupfs import detect
@@ -16,6 +18,7 @@ from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT
 from tests.support.cgroup_lab import wait_until
 
 ROOT = Path(__file__).parents[2]
+WITHIN_S = 120.0
 SLEEP = "sleep 1000"
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 
@@ -46,9 +49,17 @@ class Ended:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    """Wait for the tool's end."""
-    out, err = process.communicate(timeout=120)
-    return Ended(process.returncode, [json.loads(line) for line in out.splitlines()], err)
+    """Wait for the tool's end; events that have not been read yet."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    killer = Timer(WITHIN_S, process.kill)
+    killer.start()
+    # Not `communicate`: that passes over what lies in the buffer of a line that was read, perhaps half a line.
+    with process, ThreadPoolExecutor(1) as pool:
+        said = pool.submit(process.stderr.read)
+        lines = process.stdout.read().splitlines()
+    killer.cancel()
+    return Ended(process.returncode, [json.loads(line) for line in lines], said.result())
 
 
 def start(command: list[str], **keywords: Any) -> subprocess.Popen[str]:

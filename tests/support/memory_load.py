@@ -126,7 +126,12 @@ class Load:
                     signal.pause()
             self.children.append(child)
             steps.done(CHILD_BYTES)
-        while any(_resident_bytes(child) < CHILD_BYTES for child in self.children):
+        while waited := [child for child in self.children if _resident_bytes(child) < CHILD_BYTES]:
+            for child in waited:
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:  # it would be waited for without an end
+                    self.children.remove(child)
+                    steps.failed(f"fork: a child has ended with {os.waitstatus_to_exitcode(status)}")
             time.sleep(0.001)
         steps.done(0)
 
@@ -190,6 +195,7 @@ class MemoryLoad:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         assert self._answer() == "ready"
 
@@ -231,7 +237,7 @@ class MemoryLoad:
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self.pid, signal.SIGKILL)  # its children, too, hold the pipe that a thread may be reading
             self._process.wait()
         self._process.stdout.close()
 

@@ -15,7 +15,7 @@ from schemas.cfs import CfsBatch
 from schemas.codec import MESSAGE_TYPES
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, LimitWriter, NodeInfo
 from schemas.leases import Lease
-from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
+from schemas.limits import LimitDecisions, LimitReply, LimitsApplied, LimitUpdate
 from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
 from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
 from schemas.queries import (
@@ -29,12 +29,17 @@ from schemas.queries import (
     StateRequest,
 )
 from schemas.runs import SERIES, WorkerSeries
+from schemas.scheduling import JOB_NAME_PATTERN, RunTime
+from schemas.trainings import STEP_COLUMNS, StepBatch, TrainingChange, TrainingEvent
+from tests.support.planning_strategies import PLANNING
+from tests.support.trainer_plans import plan_of
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 COUNT = st.integers(0, (1 << 62) - 1)
 _COUNTS = {"incarnation", "report_seq", "time_ns", "epoch", "seq"}
 TEXT = st.text(max_size=12)
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z").filter(lambda name: name.isascii())
+_JOB_NAMES = st.from_regex(JOB_NAME_PATTERN.replace("$", r"\Z"))
 KEYS = st.text(string.ascii_letters + string.digits + "_.-é", min_size=1, max_size=20)
 SECONDS = st.floats(0, 1e9)
 _MIB = 1 << 20
@@ -230,14 +235,42 @@ def _series(draw: st.DrawFn) -> WorkerSeries:
     return WorkerSeries(worker=draw(TEXT), **columns)
 
 
+@st.composite
+def _steps(draw: st.DrawFn) -> StepBatch:
+    """Columns of one length."""
+    length = draw(st.integers(0, 5))
+    columns = {name: tuple(draw(st.lists(COUNT, min_size=length, max_size=length))) for name in STEP_COLUMNS}
+    names = {"job": draw(_JOB_NAMES), "node": draw(NAMES), "training": draw(NAMES)}
+    return StepBatch(**names, generation=draw(COUNT), rank=draw(st.integers(0, 1_023)), time_ns=draw(COUNT), **columns)
+
+
+def _training_events() -> st.SearchStrategy[TrainingEvent]:
+    return st.builds(
+        TrainingEvent,
+        job=_JOB_NAMES,
+        node=NAMES,
+        training=NAMES,
+        change=st.sampled_from(TrainingChange),
+        plan=st.none() | st.just(plan_of([6, 2], [2, 1], [3, 1])),
+        measured_step_us=SECONDS,
+        predicted_step_us=SECONDS,
+        cause=TEXT,
+        exit_code=st.none() | st.integers(-255, 255),
+        checkpoint=TEXT,
+        **dict.fromkeys(("generation", "sequence", "time_ns", "step", "total"), COUNT),
+    )
+
+
 def _bounded(kind: type, metadata: list[Any]) -> st.SearchStrategy[Any]:
     """Numbers or text within what the field's metadata allows."""
     limits = {
         name: getattr(limit, name)
         for limit in metadata
-        for name in ("ge", "gt", "le", "lt", "min_length", "max_length")
+        for name in ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern")
         if getattr(limit, name, None) is not None
     }
+    if "pattern" in limits:
+        return st.from_regex(limits["pattern"].replace("$", r"\Z"))
     if kind is str:
         return st.text(min_size=limits.get("min_length", 0), max_size=12)
     if kind is int:
@@ -260,22 +293,30 @@ def _derived(annotation: Any, metadata: list[Any] | None = None) -> st.SearchStr
         return plain[annotation]
     if isinstance(annotation, type):
         return _any(annotation) if issubclass(annotation, Message) else st.sampled_from(annotation)
-    return _composed(annotation)
+    return _composed(annotation, metadata or [])
 
 
-def _composed(annotation: Any) -> st.SearchStrategy[Any]:
-    """Tuples of any length, dictionaries and unions."""
+def _composed(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
+    """Tuples of any length, dictionaries, unions and literals."""
     arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return st.sampled_from(arguments)
     if typing.get_origin(annotation) is tuple:
-        return st.lists(_derived(arguments[0]), max_size=3).map(tuple)
+        least = max((getattr(limit, "min_length", 0) or 0 for limit in metadata), default=0)
+        return st.lists(_derived(arguments[0]), min_size=least, max_size=3).map(tuple)
     if typing.get_origin(annotation) is dict:
         return st.dictionaries(_derived(arguments[0]), _derived(arguments[1]), max_size=3)
     return st.one_of(*map(_derived, arguments))
 
 
 def _any(model: type[Message]) -> st.SearchStrategy[Message]:
+    if model in PLANNING:
+        return PLANNING[model]
     if model is WorkerSeries:
         return _series()
+    if model is RunTime:
+        ascending = st.lists(SECONDS, min_size=3, max_size=3).map(sorted)
+        return ascending.map(lambda each: RunTime(low_s=each[0], median_s=each[1], high_s=each[2]))
     return st.builds(
         model, **{name: _derived(field.annotation, field.metadata) for name, field in model.model_fields.items()}
     )
@@ -305,8 +346,13 @@ _BY_HAND: dict[type[Message], st.SearchStrategy[Message]] = {
         policy=TEXT,
         **_integers("epoch", "step", "time_ns", "container_count", "cpu_limit_us", "cpu_allocated_us"),
         **_integers("memory_limit_bytes", "memory_allocated_bytes", "memory_reserved_bytes"),
+        update_seq_first=COUNT,
+        update_seq_last=COUNT,
     ),
     LimitReply: _replies(),
+    LimitsApplied: tables(
+        LimitsApplied, app=TEXT, node=TEXT, **_integers("incarnation", "report_seq", "epoch", "seq", "time_ns")
+    ),
     LimitUpdate: _updates(),
     MemoryReply: st.builds(
         MemoryReply, app=TEXT, epoch=COUNT, granted_bytes=COUNT, reclaiming_bytes=COUNT, denial=TEXT
@@ -338,6 +384,8 @@ _BY_HAND: dict[type[Message], st.SearchStrategy[Message]] = {
     QueryError: st.builds(QueryError, code=INT64, message=TEXT),
     StateReply: _states(),
     StateRequest: st.builds(StateRequest, app=st.none() | TEXT),
+    StepBatch: _steps(),
+    TrainingEvent: _training_events(),
 }
 MESSAGES = _BY_HAND | {model: _any(model) for model in MESSAGE_TYPES.values() if model not in _BY_HAND}
 """One strategy per registered message type."""

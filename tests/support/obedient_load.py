@@ -48,18 +48,19 @@ def _burn(cores: float) -> None:
 def main() -> None:
     """Obey until the input closes."""
     chunks: list[mmap.mmap] = []
-    cores = 0.0
+    cores, begun = 0.0, b""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     while True:
         if cores and not select.select([0], [], [], 0)[0]:
             _burn(cores)
             continue
-        command = os.read(0, 200).decode()
-        if not command:
+        commands = os.read(0, 200)
+        if not commands:
             return
-        for line in command.splitlines():
-            word, *arguments = line.split()
+        *lines, begun = (begun + commands).split(b"\n")  # a throttled load reads many at once, the last one in part
+        for line in lines:
+            word, *arguments = line.decode().split()
             if word == "burn":
                 cores = float(arguments[0]) if arguments else 1.0
             elif word == "idle":

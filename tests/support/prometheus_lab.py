@@ -144,5 +144,5 @@ class Prometheus:
             await asyncio.sleep(0.1)
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"{self._url}{path}", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self._url}{path}", timeout=60) as reply:
             return str(reply.read().decode())

@@ -81,7 +81,7 @@ class ReconcilerLab:
 
     async def ask(self, template: SubjectTemplate, request: Message) -> Message:
         """A query."""
-        return await self.ours.request(template.subject(self.ours.root, node="n1"), request, timeout_s=5)
+        return await self.ours.request(template.subject(self.ours.root, node="n1"), request, timeout_s=60)
 
 
 def memory_lab(state: Path, **settings: Any) -> ReconcilerLab:

@@ -58,17 +58,31 @@ class RecordingBus(MemoryBus):
         self._note(Use.SUBSCRIBE, pattern)
         return await super().subscribe(pattern, handler, queue=queue)
 
-    async def replay(self, stream: StreamSpec, handler: EventHandler):
+    async def replay(self, stream: StreamSpec, handler: EventHandler, on_undecodable=None, *, after: int = 0):
         self.recorded[Use.REPLAY].add(stream.name)
-        return await super().replay(stream, handler)
+        return await super().replay(stream, handler, on_undecodable, after=after)
+
+    async def read_stored(self, stream: StreamSpec, pattern: Subject, handler: Handler) -> None:
+        self.recorded[Use.LOOK_UP].add(stream.name)
+        await super().read_stored(stream, pattern, handler)
+
+    async def event_at(self, stream: StreamSpec, sequence: int):
+        self.recorded[Use.LOOK_UP].add(stream.name)
+        return await super().event_at(stream, sequence)
+
+    async def append(self, stream: StreamSpec, subject, message, last_sequence: int, message_id: str | None = None):
+        self._note(Use.PUBLISH_FACT, subject)
+        if message_id is not None:
+            self.recorded[Use.LOOK_UP].add(stream.name)  # whether it was stored before
+        return await super().append(stream, subject, message, last_sequence, message_id)
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         self.recorded[Use.LOOK_UP].add(stream.name)
         return await super().is_stored(stream, subject)
 
-    async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
+    def send_request(self, subject: Subject, message: Message, *, timeout_s: float):
         self._note(Use.REQUEST, subject)
-        return await super().request(subject, message, timeout_s=timeout_s)
+        return super().send_request(subject, message, timeout_s=timeout_s)
 
     async def serve(self, subject: Subject, responder: Responder):
         self._note(Use.SERVE, subject)

@@ -6,8 +6,7 @@ import struct
 
 from services._host.netlink.attributes import address_bytes, attribute, u32
 from services._host.netlink.constants import AF_INET, AF_INET6, RTNH_F_ONLINK
-from services._host.netlink.nexthop_codec import NexthopObject
-from services._host.netlink.route_codec import Hop, KernelRoute
+from services._host.netlink.route_codec import Hop, KernelRoute, NexthopObject
 
 
 def route_message(route: KernelRoute) -> bytes:

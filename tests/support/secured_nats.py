@@ -61,7 +61,7 @@ class SecuredNats(EmbeddedNats):
             root=self.root,
             nkey_seed_file=self.seed_file(role, node),
             tls_ca_file=str(self._tls / "ca.pem") if self._tls else None,
-            connect_deadline_s=10.0,
+            connect_deadline_s=60,
             streams=needs.streams,
             buckets=needs.buckets,
             object_stores=needs.object_stores,
@@ -70,6 +70,12 @@ class SecuredNats(EmbeddedNats):
     async def bus(self, role: Role, node: str | None = None) -> NatsBus:
         """A connection of this user."""
         return await NatsBus.connect(self.options(role, node))
+
+    async def declare(self) -> None:
+        """Make every stream, bucket and store, as an administrator does."""
+        bus = await self.bus(Role.ADMINISTRATOR)
+        assert bus.undeclared == []
+        await bus.close(2)
 
     def environment(self, role: Role, node: str | None = None) -> dict[str, str]:
         """Settings of a service's process."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
-from services.agent.limits.cpu_budget import CpuBudget
+from services.agent.limits.accepted_updates import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import NodeOptions

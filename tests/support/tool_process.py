@@ -59,11 +59,13 @@ class Tool:
         await self.process.communicate()
 
 
-async def run_tool(tool: str, *arguments: object, environment: dict[str, str] | None = None) -> tuple[int | None, Tool]:
+async def run_tool(
+    tool: str, *arguments: object, environment: dict[str, str] | None = None, within_s: float = 60.0
+) -> tuple[int | None, Tool]:
     """Run one to its end."""
     started = await Tool.start(tool, *arguments, environment=environment)
     try:
-        code, _ = await started.end()
+        code, _ = await started.end(within_s)
     except BaseException:
         await started.kill()
         raise

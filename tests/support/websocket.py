@@ -33,7 +33,7 @@ async def log_in(port: int, seed: bytes) -> str:
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
     """The payload of the next frame."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         size = (await reader.readexactly(2))[1]
         if size >= 126:
             size = int.from_bytes(await reader.readexactly(2 if size == 126 else 8), "big")

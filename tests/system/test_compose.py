@@ -64,7 +64,7 @@ def project() -> Iterator[ComposeProject]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(project: ComposeProject) -> AsyncIterator[Running]:
-    bus = await NatsBus.connect(BusOptions(servers=(project.url,), connect_deadline_s=10.0))
+    bus = await NatsBus.connect(BusOptions(servers=(project.url,), connect_deadline_s=60))
     decisions = Decisions()
     await bus.subscribe(LIMIT_DECISIONS.pattern(bus.root), decisions.take)
     yield Running(project, bus, decisions)
@@ -145,13 +145,19 @@ async def test_what_is_killed_is_back_within_ten_seconds_and_nothing_is_lost(
 async def test_the_watchdog_outlives_the_agents_container(running):
     """Who waits for memory is looked after, however the container ends; with the next agent it goes."""
     project = running.project
-    [before] = [seen.pid for seen in running_watchdogs() if of_project(seen.pid, project)]
+    await until(lambda: len(watchdogs_of(project)) == 1, what="one watchdog")
+    [before] = watchdogs_of(project)
     await asyncio.to_thread(kill, project, "agent")
     assert of_project(before, project)
     await asyncio.to_thread(project.up, "--no-deps", "--no-recreate", "agent")
     await asyncio.to_thread(project.wait_healthy, "agent", within_s=BACK_S)
     await until(lambda: not of_project(before, project), within_s=60, what="the old watchdog gone")
-    assert len([seen.pid for seen in running_watchdogs() if of_project(seen.pid, project)]) == 1
+    await until(lambda: len(watchdogs_of(project)) == 1, what="the new watchdog alone")
+
+
+def watchdogs_of(project: ComposeProject) -> list[int]:
+    """Their pids."""
+    return [seen.pid for seen in running_watchdogs() if of_project(seen.pid, project)]
 
 
 def of_project(pid: int, project: ComposeProject) -> bool:
@@ -177,16 +183,12 @@ async def test_down_leaves_the_limits_of_other_containers_as_they_were(running, 
         return limits is not None and limits.quota_us != 30_000 and limits.memory_bytes != 200 * MIB
 
     await until(is_managed, within_s=60, what="managed")
-    await asyncio.to_thread(project.run, "down", "--timeout", "15")
+    await asyncio.to_thread(project.run, "down", "--timeout", "60")
 
     assert limits_of(managed, project.layout) == as_they_were
     assert limits_of(apart, project.layout) == as_they_were
     assert project.client.networks.list(filters={"label": f"com.docker.compose.project={project.name}"}) == []
-    await until(
-        lambda: not [seen for seen in running_watchdogs() if of_project(seen.pid, project)],
-        within_s=60,
-        what="no watchdog left",
-    )
+    await until(lambda: not watchdogs_of(project), within_s=60, what="no watchdog left")
 
 
 async def test_with_a_user_per_service_all_are_healthy_and_no_secret_is_told(project, tmp_path):

@@ -17,7 +17,9 @@ from tests.support.growing import QUICK_RECLAIM, grow, grown, guarded_container
 from tests.support.invariant_checker import watch
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-DEADLINE_S = 2.0
+DEADLINE_S = 10.0
+"""Not the default of 2 s: half of it leaves room for a machine that stalls for seconds."""
+DEADLINE = {"AGENT__OOM_WAIT_TIMEOUT_S": f"{DEADLINE_S:g}"}
 
 
 @dataclass
@@ -29,12 +31,12 @@ class Pair:
     allocator: ServiceProcess
 
     async def restart_agent(self) -> None:
-        self.agent = await self.cluster.launch_agent().ready()
+        self.agent = await self.cluster.launch_agent(**DEADLINE).ready()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pair(bare_cluster: ClusterLab) -> AsyncIterator[Pair]:
-    agent, allocator = bare_cluster.launch_agent(), bare_cluster.launch_allocator(**QUICK_RECLAIM)
+    agent, allocator = bare_cluster.launch_agent(**DEADLINE), bare_cluster.launch_allocator(**QUICK_RECLAIM)
     made = Pair(bare_cluster, await agent.ready(), await allocator.ready())
     yield made
     if made.agent.running:
@@ -48,27 +50,25 @@ async def pair(bare_cluster: ClusterLab) -> AsyncIterator[Pair]:
 
 async def test_without_an_allocator_and_a_reserve_the_kernel_decides_at_the_deadline(pair, record_figure):
     spec, container = await guarded_container(pair.cluster, "alone", sigma=0)
-    async with watch(pair.cluster, spec) as checker:
+    async with watch(pair.cluster, spec, deadline_s=DEADLINE_S) as checker:
         await pair.allocator.signal(signal.SIGKILL)
         grow(container, 200)
-        await until(lambda: container.read().waiting, within_s=60, what="tasks wait")
-        start_s = time.monotonic()
         await until(lambda: not container.alive, within_s=60, what="the kernel's kill")
-        waited_s = time.monotonic() - start_s
-        record_figure("waited, seconds", round(waited_s, 2))
-        assert waited_s >= DEADLINE_S - 0.5
         release = await checker.told(container.key, OomKind.OOM_KILLER_ENABLED)
         assert release.cause is OomCause.DEADLINE
-        assert "tasks waited for 2 s: no reply from an allocator" in release.reason
+        assert f"tasks waited for {DEADLINE_S:g} s: no reply from an allocator" in release.reason
         await checker.told(container.key, OomKind.KILL)
-        assert checker.events(container.key, OomKind.OOM_WAIT)
+        hit = await checker.told(container.key, OomKind.OOM_WAIT)
+        waited_s = (release.time_ns - hit.time_ns) / 1e9
+        record_figure("waited, seconds", round(waited_s, 2))
+        assert waited_s >= DEADLINE_S - 0.5
 
 
 @pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
 async def test_the_watchdog_grants_from_the_reserve_while_no_agent_lives(pair, ending, record_figure):
     spec, container = await guarded_container(pair.cluster, f"granted-{ending.lower()}", sigma=0.4)
     before_bytes = container.limit_bytes
-    async with watch(pair.cluster, spec) as checker:
+    async with watch(pair.cluster, spec, deadline_s=DEADLINE_S) as checker:
         pair.agent.send(signal.Signals[ending])
         grow(container, before_bytes // MIB + 60)
         await grown(container)
@@ -96,7 +96,7 @@ async def test_without_agent_and_reserve_the_kernel_decides_at_the_deadline_that
 ):
     """The agent ends when its container has waited for half of the time: that time counts."""
     spec, container = await guarded_container(pair.cluster, f"released-{ending.lower()}", sigma=0)
-    async with watch(pair.cluster, spec) as checker:
+    async with watch(pair.cluster, spec, deadline_s=DEADLINE_S) as checker:
         await pair.allocator.signal(signal.SIGKILL)
         grow(container, 200)
         await until(lambda: container.read().waiting, within_s=60, what="tasks wait")

@@ -108,6 +108,6 @@ async def test_it_refuses_what_it_does_not_know_and_ends_with_its_master(bare_cl
         with pytest.raises(ProcessError, match="no policy"):
             await child.hear(ANSWER_S)
         child._process.stdin.close()
-        assert await asyncio.wait_for(child._process.wait(), 10) == 0
+        assert await asyncio.wait_for(child._process.wait(), 60) == 0
     finally:
         await child.stop()

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from schemas.apps import AppSpec
+from services._runtime.bus.api import RequestRefusedError
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, poll
 from tests.support.deadline import until
 from tests.support.limit_observer import Observation
@@ -105,7 +106,10 @@ async def _ticked(agent, ticks: float) -> bool:
 
 
 async def _all_admitted(cluster: ClusterLab, specs: list[AppSpec]) -> bool:
-    states = [await cluster.state(spec.name) for spec in specs]
+    try:
+        states = [await cluster.state(spec.name) for spec in specs]
+    except RequestRefusedError:  # not yet known to who was asked
+        return False
     return all(len(state.containers) == 3 and all(c.admitted for c in state.containers) for state in states)
 
 

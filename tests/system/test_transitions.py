@@ -15,6 +15,7 @@ from schemas.streams import APPS, LEASES
 from services._runtime.bus.api import RequestRefusedError
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, poll
 from tests.support.deadline import until
+from tests.support.limit_observer import UNLIMITED
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 async def periods(cluster: ClusterLab, app: str, count: int) -> None:
     """Wait for so many more batches: long enough for what would happen to have happened."""
     async with cluster.batches(app) as log:
-        await until(lambda: len(log.messages) >= count, within_s=count * 0.5, what=f"{count} periods")
+        await until(lambda: len(log.messages) >= count, what=f"{count} periods")
 
 
 async def assert_follows(container: LabContainer, limit_us: int, within_s: float = 60) -> None:
@@ -47,7 +48,8 @@ async def test_mode_observe_decides_and_writes_nothing_and_switching_takes_effec
         container.tell("idle")
         assert {message.mode for message in log.messages} == {"observe"}
     await periods(cluster, observing.name, 5)
-    assert observer.seen()[observing.name].quotas(container.directory) == [20_000]
+    quotas = observer.seen()[observing.name].quotas(container.directory)
+    assert quotas in ([20_000], [UNLIMITED, 20_000]), "a group is made first, and given its quota then"
     assert container.limit_bytes == 100 * MIB
 
     await cluster.announce(enforcing)
@@ -127,7 +129,7 @@ async def has_owner_after(cluster: ClusterLab, app: str, epoch: int) -> bool:
 async def both_say_the_same(cluster: ClusterLab, app: str) -> bool:
     """Requests go to one of both at random."""
     subject = ALLOCATOR_STATE.template.subject(cluster.bus.root)
-    replies = [await cluster.bus.request(subject, StateRequest(), timeout_s=5) for _ in range(20)]
+    replies = [await cluster.bus.request(subject, StateRequest(), timeout_s=60) for _ in range(20)]
     said = {state.owner for reply in replies for state in reply.apps if state.spec.name == app}
     return len({reply.replica for reply in replies}) == 2 and len(said) == 1
 

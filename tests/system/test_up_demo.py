@@ -9,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,11 @@ import pytest
 from services._host.cgroupfs import detect
 from services.agent.doctor import running_watchdogs
 from services.cli.toolkit.supervisor import free_port
+from services.cli.up.demo import plan_demo
+from tests.support.up_process import environment, state_directory, until, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
-UP = [sys.executable, "-m", "services.cli", "up"]
 FIGURES = {
     "containers",
     "periods",
@@ -35,6 +34,7 @@ FIGURES = {
     "throttled_share",
     "median_cpu_slack_cores",
     "median_memory_slack_bytes",
+    "peak_memory_bytes",
     "memory_events",
     "drifts",
 }
@@ -47,13 +47,8 @@ def managed_root() -> Iterator[str]:
     yield root
     left = leftovers(root)
     assert left == [], f"control groups were left behind: {left}"
-    until(lambda: watchdogs_of(root) == [], "no watchdog is left behind", 10)
+    until(lambda: watchdogs_of(root) == [], "no watchdog is left behind")
     shutil.rmtree(state_directory(root), ignore_errors=True)
-
-
-def state_directory(root: str) -> Path:
-    """Of this managed root's agents alone, and on a tmpfs."""
-    return Path("/run", root)
 
 
 def watchdogs_of(root: str) -> list[int]:
@@ -66,42 +61,10 @@ def leftovers(root: str) -> list[str]:
     return [str(path) for mount in layout.distinct_mounts() for path in Path(mount.directory, root).rglob("*-*")]
 
 
-def environment(root: str | None = None) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "TURNBUCKLE_"))}
-    own["TURNBUCKLE_AGENT__DOCKER"] = "off"
-    own["TURNBUCKLE_AGENT__NODE"] = "test-node"
-    if root is not None:
-        own["TURNBUCKLE_AGENT__MANAGED_ROOT"] = root
-        own["TURNBUCKLE_AGENT__STATE_DIRECTORY"] = str(state_directory(root))
-    return own
-
-
-@contextmanager
-def up(directory: Path, *arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A running `turnbuckle up`; ended with everything that it started, whatever the test did."""
-    with subprocess.Popen(
-        [*UP, *arguments], cwd=directory, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                process.communicate(timeout=120)
-
-
 def report_of(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return json.loads(out), err
-
-
-def until(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 def services_of(process: subprocess.Popen[str]) -> dict[str, int]:
@@ -125,8 +88,17 @@ def allocators_of(process: subprocess.Popen[str]) -> list[int]:
 
 def ready(process: subprocess.Popen[str], directory: Path) -> dict[str, int]:
     log = directory / "turnbuckle-run" / "agent.log"
-    until(lambda: log.exists() and '"agent_started"' in log.read_text(), "the agent has started")
+    until(lambda: log.exists() and '"agent_started"' in log.read_text(), "the agent has started", within_s=180)
     return services_of(process)
+
+
+def wait_until_up(process: subprocess.Popen[str]) -> None:
+    """Until every service runs, and an interrupt or a death is answered in order; its stderr up to there is read."""
+    assert process.stderr is not None
+    while line := process.stderr.readline():
+        if "turnbuckle is up" in line:
+            return
+    raise AssertionError(f"it has ended: {process.wait(60)}")
 
 
 def check_report(report: dict[str, Any], maker: str) -> None:
@@ -140,7 +112,8 @@ def check_report(report: dict[str, Any], maker: str) -> None:
         assert side["no_op_writes"] == 0
     assert report["maker"] == maker
     assert report["decisions"] > 0
-    assert report["quota_writes"] > 0
+    # Where the processors are full, no quota is lowered, and who gets no processor needs no higher one (decision 40).
+    assert report["quota_writes"] + report["memory_writes"] > 0
     assert report["static"]["quota_writes"] == 0
     assert report["oom_kills"] == 0
     assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG")
@@ -157,6 +130,7 @@ def test_the_demo_on_a_simulated_host(tmp_path: Path) -> None:
     assert report["simulated"]
     assert report["machine"]["telemetry_source"] == "simulated"
     check_report(report, "simulated")
+    assert report["quota_writes"] > 0
     assert json.loads((tmp_path / "turnbuckle-run" / "report.json").read_text()) == report
 
 
@@ -170,10 +144,12 @@ def test_the_demo_on_real_control_groups(tmp_path: Path, managed_root: str) -> N
     assert not report["simulated"]
     assert report["machine"]["cgroup_version"] in {1, 2}
     check_report(report, "processes")
-    assert report["memory_events"]["grants"] > 0, "the batch job's burst was beyond its limit"
+    # No grant need be among it: beside other work memory grows so slowly that the allocator's raises come in time.
+    first_limit = plan_demo().limits.memory_bytes
+    assert report["static"]["peak_memory_bytes"] <= first_limit < report["peak_memory_bytes"]
     assert report["memory_events"]["kills"] == 0
     assert report["static"]["memory_events"]["grants"] == 0
-    assert report["static"]["oom_kills"] > 0, "the same burst kills under a static limit"
+    assert report["static"]["oom_kills"] > 0, "what grows beyond the first limit is killed where that stays"
 
 
 @pytest.mark.root
@@ -213,6 +189,7 @@ def test_a_taken_port_is_said_and_the_next_one_used(tmp_path: Path) -> None:
 def test_an_interrupt_ends_everything_in_order(tmp_path: Path) -> None:
     with up(tmp_path, "--simulate", "--port", str(free_port()), "--no-live", env=environment()) as process:
         pids = ready(process, tmp_path)
+        wait_until_up(process)
 
         assert pids.keys() == {"agent", "allocator", "nats"}
 
@@ -229,7 +206,7 @@ def test_an_interrupt_ends_everything_in_order(tmp_path: Path) -> None:
 def test_a_dead_service_ends_up_with_its_log(tmp_path: Path, victim: str) -> None:
     with up(tmp_path, "--simulate", "--port", str(free_port()), "--no-live", env=environment()) as process:
         pids = ready(process, tmp_path)
-        until(lambda: "turnbuckle is up" in process.stderr.readline(), "everything runs")  # type: ignore[union-attr]
+        wait_until_up(process)
         os.kill(pids[victim], signal.SIGKILL)
         _, err = process.communicate(timeout=120)
 
@@ -247,7 +224,7 @@ def test_a_second_up_on_one_host_is_refused_in_the_agents_words(tmp_path: Path, 
     with up(tmp_path / "a", "--port", str(free_port()), "--no-live", env=env) as first:
         pid = ready(first, tmp_path / "a")["agent"]
         with up(tmp_path / "b", "--port", str(free_port()), "--no-live", env=env) as second:
-            _, err = second.communicate(timeout=60)
+            _, err = second.communicate(timeout=120)
 
         assert second.returncode == 78
         assert f"the agent does not start: the containers below {managed_root}/ are managed by another agent" in err
@@ -255,7 +232,7 @@ def test_a_second_up_on_one_host_is_refused_in_the_agents_words(tmp_path: Path, 
         assert "TURNBUCKLE_AGENT__MANAGED_ROOT" in err
         assert "Traceback" not in err
         assert first.poll() is None
-        assert len(watchdogs_of(managed_root)) == 1
+        until(lambda: len(watchdogs_of(managed_root)) == 1, "the first one's watchdog runs, and no other")
 
 
 @pytest.mark.root
@@ -266,11 +243,12 @@ def test_the_watchdog_of_a_killed_agent_ends_when_it_has_nothing_to_look_after(
     with up(tmp_path, "--port", str(free_port()), "--no-live", env=env) as process:
         pids = ready(process, tmp_path)
         until(lambda: watchdogs_of(managed_root), "the watchdog runs")
+        wait_until_up(process)
         os.kill(pids["agent"], signal.SIGKILL)
         _, err = process.communicate(timeout=120)
 
     assert process.returncode == 70, err
-    until(lambda: watchdogs_of(managed_root) == [], "the watchdog has ended", 10)
+    until(lambda: watchdogs_of(managed_root) == [], "the watchdog has ended")
 
 
 def test_another_allocator_takes_over_from_a_killed_one(tmp_path: Path) -> None:
@@ -287,12 +265,13 @@ def test_another_allocator_takes_over_from_a_killed_one(tmp_path: Path) -> None:
 
     with up(tmp_path, "--simulate", "--port", port, "--no-live", "--allocators", "2", env=env) as process:
         ready(process, tmp_path)
+        wait_until_up(process)
         subprocess.run([*cli, "apply", str(file), *server], check=True, env=env, capture_output=True, timeout=60)
         before = until(owner, "somebody decides")
         logs = [tmp_path / "turnbuckle-run" / name for name in ("allocator.log", "allocator-2.log")]
         position = next(number for number, log in enumerate(logs) if f'"replica": "{before}"' in log.read_text())
         os.kill(allocators_of(process)[position], signal.SIGKILL)
-        until(lambda: owner() not in {None, "", before}, "another one decides", 15)
+        until(lambda: owner() not in {None, "", before}, "another one decides")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from scripts import generate_chart
 from scripts.generate_docs import DOCS, generated, settings_classes, settings_text
 from services._runtime.service.settings import CommonSettings
 
-GENERATED = generated()
 
+def test_generated_pages_are_fresh() -> None:
+    stale = [str(path) for path, text in generated().items() if path.read_text() != text]
 
-@pytest.mark.parametrize("path", GENERATED, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_generated_pages_are_fresh(path: Path) -> None:
-    assert path.read_text() == GENERATED[path], "run `make docs` and commit what it wrote"
+    assert stale == [], "run `make docs` and commit what it wrote"
 
 
 def test_the_helm_chart_and_its_table_of_values_are_fresh() -> None:
@@ -32,6 +27,6 @@ def test_every_setting_is_on_the_page_once() -> None:
 
 
 def test_every_service_is_on_the_page() -> None:
-    names = {path.parent.name for path in (DOCS.parent / "services").glob("[!_]*/settings.py")}
+    names = {path.parent.name for path in (DOCS.parent / "services").glob("[!_]*/**/settings.py")}
 
     assert {cls.service.replace("_", "") for cls in settings_classes()} == names

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import generate_figures as figures
+from tests.bench.machine import Machine
 
 MAX_README_WORDS = 900
 PAGES = figures.pages()
@@ -222,6 +223,30 @@ def test_the_command_keeps_the_tables_that_a_benchmark_wrote(tmp_path: Path, mon
     result.write_text(json.dumps({"tables": {"here": {"columns": []}}}))
     with pytest.raises(ValueError, match="tables: 'machine'"):
         figures.main([*command, str(result)])
+
+
+def test_the_command_keeps_the_rows_that_a_benchmark_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "RECORDS", tmp_path / "docs" / "figures")
+    monkeypatch.setattr(figures, "pages", dict)
+    monkeypatch.setattr(figures, "revision", lambda: "0123abc")
+    result = tmp_path / "memory.json"
+    machine = Machine("a processor", 2, 8.0, "6.1", "cgroup v1", "3.11", (0.0, 0.0, 0.0))
+    row = {"what": "containers killed", "unit": "", "shown": "0 of 200 runs"}
+    result.write_text(json.dumps({"machine": machine.as_dict(), "runs": [1], "figures": {"kills": row}}))
+    command = ["--as", "memory-growth", "--command", "make bench-memory", "--take"]
+
+    figures.main([*command, str(result)])
+
+    kept = figures.Record.load(tmp_path / "docs" / "figures" / "memory-growth.json")
+    assert (kept.machine, kept.transcribed) == (machine.line, False)
+    assert kept.rows == {"kills": figures.Row("containers killed", "", shown="0 of 200 runs")}
+    with pytest.raises(ValueError, match="needs one file"):
+        figures.main([*command, str(result), str(result)])
+    for wrong in ({}, {"kills": {"what": "x", "unit": ""}}, {"kills": {"note": 1}}):
+        result.write_text(json.dumps({"figures": wrong}))
+        with pytest.raises(ValueError, match=r"figures|neither"):
+            figures.main([*command, str(result)])
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,18 @@ PAGES = (
     "glossary",
     "how-it-works",
     "install",
+    "interleaving",
     "known-limitations",
     "kubernetes",
     "newcomer",
     "operations",
+    "planner",
     "runtimes",
+    "savings",
+    "scheduler",
     "security",
     "tracing",
+    "trainer",
 )
 
 

@@ -16,10 +16,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from services._host.bpf.records import COUNTERS, NO_LIMIT, TABLE_ROWS, Column, GroupFlag
+from services._host.bpf.syscall import bpf
 from services._host.cgroup_snapshot import BoolArray, CounterSnapshot, IntArray, KernelState, ThrottleSnapshot
 
 _BPF_ITER_CREATE: Final = 33
-_BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _COUNT_BYTES: Final = 8
 
 
@@ -52,8 +52,6 @@ class CgroupTable:
         finally:
             for map_ in descriptors[hierarchies:]:
                 os.close(map_)
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._syscall = _BPF_SYSCALL[os.uname().machine]
         self._handles: Sequence[GroupHandle] | None = None
         self.ids: IntArray = np.zeros((0, 2), dtype=np.int64)
         """Groups of the containers read last, of cpu and memory; the same array as long as these are the same."""
@@ -101,15 +99,10 @@ class CgroupTable:
             raise OSError(errno.EOVERFLOW, f"{count} control groups, and room for {len(table)}")
         return table[:count]
 
-    def _iterate(self, link: int) -> int:
+    @staticmethod
+    def _iterate(link: int) -> int:
         """A descriptor that runs the iterator while it is read (bpf(2), BPF_ITER_CREATE)."""
-        attributes = (ctypes.c_uint32 * 2)(link, 0)
-        size = ctypes.sizeof(attributes)
-        descriptor: int = self._libc.syscall(self._syscall, _BPF_ITER_CREATE, ctypes.byref(attributes), size)
-        if descriptor < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"bpf(BPF_ITER_CREATE): {os.strerror(number)}")
-        return descriptor
+        return bpf(_BPF_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
 
     def close(self) -> None:
         """Close the links; the kernel removes the iterators."""

@@ -14,9 +14,9 @@ from services._host.bpf.records import (
     WRITER_LEVELS,
     WRITER_NAME_BYTES,
 )
+from services._host.bpf.syscall import bpf
 from services._host.cgroup_snapshot import QuotaWriter
 
-_BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _LOOKUP: Final = 1
 _LOOKUP_AND_DELETE: Final = 21
 """BPF_MAP_LOOKUP_ELEM and BPF_MAP_LOOKUP_AND_DELETE_ELEM of bpf(2); neither needs a capability."""
@@ -40,8 +40,6 @@ class QuotaWriters:
     def __init__(self, descriptor: int) -> None:
         """Try it. Raises OSError: it cannot be read; the descriptor is closed."""
         self._descriptor = descriptor
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._syscall = _BPF_SYSCALL[os.uname().machine]
         try:
             self._read(_LOOKUP, group_id=0)
         except OSError:
@@ -59,11 +57,13 @@ class QuotaWriters:
         """None: there is no such entry. Raises OSError."""
         key, value = ctypes.c_uint64(group_id), ctypes.create_string_buffer(WRITER.size)
         element = _Element(self._descriptor, ctypes.addressof(key), ctypes.addressof(value), 0)
-        if self._libc.syscall(self._syscall, command, ctypes.byref(element), ctypes.sizeof(element)) == 0:
-            return value.raw
-        if (number := ctypes.get_errno()) == errno.ENOENT:
-            return None
-        raise OSError(number, f"bpf({command}): {os.strerror(number)}")
+        try:
+            bpf(command, element)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        return value.raw
 
     def close(self) -> None:
         """The loader's programs end with the loader, and the map with this."""

@@ -6,7 +6,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Final
 
-VERSION: Final = 5
+VERSION: Final = 7
 HEADER_BYTES: Final = 8
 """Of each packet: version and `Kind`, 4 bytes each."""
 
@@ -22,6 +22,9 @@ class Kind(IntEnum):
     LOST = 6
     THROTTLE_RING = 7
     WRITERS = 8
+    ITERATIONS = 9
+    SOCKOPS = 10
+    CONGESTION_COUNTERS = 11
 
 
 class GroupFlag(IntFlag):

@@ -11,7 +11,8 @@ import numpy as np
 
 from services._host.bpf.cfs_periods import PeriodAccounts
 from services._host.bpf.cgroup_table import CgroupTable, GroupHandle
-from services._host.bpf.loader import KernelPrograms, KernelProgramsError
+from services._host.bpf.loader import KernelPrograms
+from services._host.bpf.loader_process import KernelProgramsError
 from services._host.bpf.quota_writers import QuotaWriters
 from services._host.bpf.throttle_ring import ThrottleRing
 from services._host.cgroup_snapshot import CounterSnapshot, IntArray, QuotaWriter, ThrottleSnapshot

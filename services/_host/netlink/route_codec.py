@@ -1,4 +1,6 @@
-"""Routes of rtnetlink(7): decoding, dump requests, deletion. Encapsulations (MPLS, SRv6) and metrics are not kept.
+"""Routes of rtnetlink(7), nexthop objects (linux/nexthop.h), and rules that choose tables (linux/fib_rules.h).
+
+Encapsulations (MPLS, SRv6) and metrics of routes are not kept.
 
 The fast path has a codec of its own, which keeps next hops as bytes: see `services.fastpath.routes`.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from services._host.netlink.attributes import (
     MalformedError,
@@ -17,6 +19,7 @@ from services._host.netlink.attributes import (
     attribute,
     attributes,
     number,
+    u8,
     u32,
 )
 from services._host.netlink.constants import (
@@ -30,7 +33,7 @@ from services._host.netlink.constants import (
     RTNH_F_ONLINK,
     Rtm,
 )
-from services._host.netlink.messages import Request
+from services._host.netlink.messages import CREATE, EXCLUSIVE, Request
 
 _RTMSG: Final = struct.Struct("=8BI")
 _RTNEXTHOP: Final = struct.Struct("=HBBi")
@@ -168,3 +171,118 @@ def _hop(ifindex: int, flags: int, weight: int, found: dict[int, bytes]) -> Hop:
         dead=bool(flags & RTNH_F_DEAD),
         linkdown=bool(flags & RTNH_F_LINKDOWN),
     )
+
+
+_NHMSG: Final = struct.Struct("=4BI")
+_NHA_ID, _NHA_GROUP, _NHA_BLACKHOLE, _NHA_OIF, _NHA_GATEWAY, _NHA_FDB = 1, 2, 4, 5, 6, 11
+_NH_MEMBER: Final = struct.Struct("=IBBH")
+
+
+@dataclass(frozen=True, slots=True)
+class NexthopObject:
+    """What routes of kernels from 5.3 on can refer to by id: one hop, or a group of other objects."""
+
+    id: int
+    hop: Hop | None = None
+    group: tuple[tuple[int, int], ...] = ()
+    """Id and weight of each member."""
+    protocol: int = 0
+    blackhole: bool = False
+    fdb: bool = False
+    """For forwarding databases (EVPN multihoming), not for routes."""
+
+
+def decode_nexthop(payload: bytes) -> NexthopObject:
+    """From RTM_NEWNEXTHOP or RTM_DELNEXTHOP.
+
+    Raises:
+        MalformedError: nonsense.
+    """
+    if len(payload) < _NHMSG.size:
+        raise MalformedError(f"a nexthop object of {len(payload)} bytes")
+    _, _, protocol, _, flags = _NHMSG.unpack_from(payload)
+    found = attributes(payload, _NHMSG.size)
+    if _NHA_ID not in found:
+        raise MalformedError("a nexthop object without id")
+    hop = None
+    if _NHA_OIF in found or _NHA_GATEWAY in found:
+        hop = Hop(
+            number(found[_NHA_OIF]) if _NHA_OIF in found else 0,
+            address_text(found[_NHA_GATEWAY]) if _NHA_GATEWAY in found else None,
+            onlink=bool(flags & RTNH_F_ONLINK),
+            dead=bool(flags & RTNH_F_DEAD),
+            linkdown=bool(flags & RTNH_F_LINKDOWN),
+        )
+    return NexthopObject(
+        number(found[_NHA_ID]),
+        hop,
+        _members(found.get(_NHA_GROUP, b"")),
+        protocol,
+        blackhole=_NHA_BLACKHOLE in found,
+        fdb=_NHA_FDB in found,
+    )
+
+
+def _members(payload: bytes) -> tuple[tuple[int, int], ...]:
+    if len(payload) % _NH_MEMBER.size:
+        raise MalformedError(f"a nexthop group of {len(payload)} bytes")
+    return tuple((member, low + (high << 8) + 1) for member, low, high, _ in _NH_MEMBER.iter_unpack(payload))
+
+
+def dump_nexthops() -> Request:
+    """Ask for all nexthop objects."""
+    return Request(Rtm.GETNEXTHOP, 0, _NHMSG.pack(0, 0, 0, 0, 0))
+
+
+_RULE: Final = struct.Struct("=8BI")
+"""fib_rule_hdr: family, destination and source length, TOS, table, two reserved, action, flags."""
+_FRA_PRIORITY, _FRA_TABLE, _FRA_PROTOCOL = 6, 15, 21
+_TO_TABLE: Final = 1
+
+
+class Rule(NamedTuple):
+    """A table is looked up at this point of the order: ``ip rule add pref P lookup T protocol N``."""
+
+    family: int
+    table: int
+    """0: the rule does something else."""
+    priority: int
+    protocol: int
+
+
+def decode_rule(payload: bytes) -> Rule:
+    """From RTM_NEWRULE or RTM_DELRULE, without what it selects packets by.
+
+    Raises:
+        MalformedError: nonsense.
+    """
+    if len(payload) < _RULE.size:
+        raise MalformedError(f"a rule of {len(payload)} bytes")
+    family, _, _, _, table, _, _, _, _ = _RULE.unpack_from(payload)
+    found = attributes(payload, _RULE.size)
+    return Rule(
+        family,
+        number(found[_FRA_TABLE]) if _FRA_TABLE in found else table,
+        number(found.get(_FRA_PRIORITY, b"\0")),
+        number(found.get(_FRA_PROTOCOL, b"\0")),
+    )
+
+
+def add_rule(rule: Rule) -> Request:
+    """Write a rule for all packets; EEXIST where there is the same."""
+    return Request(Rtm.NEWRULE, CREATE | EXCLUSIVE, _encode_rule(rule))
+
+
+def delete_rule(rule: Rule) -> Request:
+    """Remove a rule; ENOENT where there is none."""
+    return Request(Rtm.DELRULE, 0, _encode_rule(rule))
+
+
+def dump_rules(family: int) -> Request:
+    """Ask for the rules of a family; EAFNOSUPPORT where the kernel has none for it."""
+    return Request(Rtm.GETRULE, 0, _RULE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+
+
+def _encode_rule(rule: Rule) -> bytes:
+    head = _RULE.pack(rule.family, 0, 0, 0, rule.table if rule.table < 256 else 0, 0, 0, _TO_TABLE, 0)
+    return head + u32(_FRA_PRIORITY, rule.priority) + u32(_FRA_TABLE, rule.table) + u8(_FRA_PROTOCOL, rule.protocol)

@@ -58,9 +58,14 @@ class NetlinkSocket:
     """Requests and dumps. A failure in the middle closes the socket; the next call makes a new one."""
 
     def __init__(
-        self, netns: str | None = None, *, receive_bytes: int = RECEIVE_BYTES, within_s: float = ANSWER_WITHIN_S
+        self,
+        netns: str | None = None,
+        *,
+        receive_bytes: int = RECEIVE_BYTES,
+        within_s: float = ANSWER_WITHIN_S,
+        protocol: int = socket.NETLINK_ROUTE,
     ) -> None:
-        self._netns, self._receive_bytes, self._within_s = netns, receive_bytes, within_s
+        self._netns, self._receive_bytes, self._within_s, self._protocol = netns, receive_bytes, within_s, protocol
         self._buffer = bytearray(LARGEST_DATAGRAM)
         self._sequence = 0
         self._socket: socket.socket | None = None
@@ -107,6 +112,18 @@ class NetlinkSocket:
     def write_one(self, request: Request) -> Ack:
         """As `write`, of one."""
         return self.write((request,))[0]
+
+    def ask(self, requests: Sequence[Request]) -> list[bytes | None]:
+        """The payload of the kernel's one answer to each question; None: there is no such thing (any more).
+
+        Raises:
+            OSError: the socket itself failed.
+            NetlinkError: the answers make no sense, or none came in time.
+        """
+        answers: list[bytes | None] = []
+        for start in range(0, len(requests), BATCH_REQUESTS):
+            answers += self._ask_batch(requests[start : start + BATCH_REQUESTS])
+        return answers
 
     def dump(self, request: Request, *, attempts: int = DUMP_ATTEMPTS) -> list[Message]:
         """Every message of a dump, taken again while something changed during it (NLM_F_DUMP_INTR, EINTR).
@@ -169,6 +186,21 @@ class NetlinkSocket:
             return [refused.get(index, Ack(errno.ENOBUFS)) for index in range(last + 1)]
         return [refused.get(index, _DONE_ACK) for index in range(last + 1)]
 
+    def _ask_batch(self, requests: Sequence[Request]) -> list[bytes | None]:
+        first = self._send(requests)
+        answers: dict[int, bytes | None] = {}
+        try:
+            while len(answers) < len(requests):
+                data = self._receive()
+                for kind, _, answered, _, start, end in framed(data):
+                    index = (answered - first) & 0xFFFFFFFF
+                    if index < len(requests):
+                        answers[index] = data[start:end] if kind >= FIRST_OWN else None
+        except BaseException:
+            self.close()
+            raise
+        return [answers[index] for index in range(len(requests))]
+
     def _dump_once(self, request: Request) -> list[bytes] | None:
         """None where it was interrupted."""
         sequence = self._send((request._replace(flags=request.flags | DUMP),))
@@ -218,7 +250,7 @@ class NetlinkSocket:
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
-            opened = open_netlink(self._netns, self._receive_bytes)
+            opened = open_netlink(self._netns, self._receive_bytes, self._protocol)
             for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
                 opened.setsockopt(SOL_NETLINK, option, 1)
             whole, part = divmod(self._within_s, 1.0)

@@ -53,13 +53,13 @@ def _identity(netns: str | None) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def open_netlink(netns: str | None, receive_bytes: int) -> socket.socket:
-    """A bound NETLINK_ROUTE socket with a receive buffer of that size, limits or not.
+def open_netlink(netns: str | None, receive_bytes: int, protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
+    """A bound netlink socket with a receive buffer of that size, limits or not.
 
     Raises:
         OSError: no such namespace, or no right to enter it.
     """
-    opened = socket_in(netns, socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    opened = socket_in(netns, socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     try:
         try:
             opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes)

@@ -117,7 +117,7 @@ class Switch:
         self._namespace = NetworkNamespace.create()
         self._made = 0
         try:
-            self._bridge = self._namespace.run(_make_bridge)
+            self._bridge = self._namespace.run(lambda route: make_bridge(route, BRIDGE))
         except NetworkUnavailableError:
             self._namespace.close()
             raise
@@ -180,9 +180,10 @@ def _unshare() -> int:
     return descriptor
 
 
-def _make_bridge(route: Any) -> int:
-    route.link("add", ifname=BRIDGE, kind="bridge")
-    index = int(route.link_lookup(ifname=BRIDGE)[0])
+def make_bridge(route: Any, name: str) -> int:
+    """Make a bridge in the socket's namespace, and set it up; returns its index."""
+    route.link("add", ifname=name, kind="bridge")
+    index = int(route.link_lookup(ifname=name)[0])
     route.link("set", index=index, state="up")
     return index
 

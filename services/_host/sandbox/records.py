@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from services._host.boot_records import boot_id, start_ticks, write_record
+from services._host.boot_records import boot_id, is_hidden, start_ticks, write_record
 from services._host.cgroupfs import CgroupLayout, ManagedCgroup
 
 SANDBOXES_ROOT: Final = "turnbuckle-cells"
@@ -30,16 +30,31 @@ class Owner:
     boot: str
     pid_namespace: str
 
+    def __post_init__(self) -> None:
+        """Refuse what is no process: a file or a label that others may write says so.
+
+        Raises:
+            TypeError: its id or start is no whole number.
+        """
+        for name, value in (("pid", self.pid), ("started_ticks", self.started_ticks)):
+            if type(value) is not int:
+                raise TypeError(f"{name} of an owner is no whole number: {value!r:.40}")
+
     @classmethod
     def this_process(cls) -> Owner:
         """The calling process."""
         return cls(os.getpid(), start_ticks(os.getpid()) or 0, boot_id(), _pid_namespace())
 
     def is_gone(self) -> bool:
-        """Whether it has surely ended. One of another PID namespace is left alone: we cannot see it."""
+        """Whether it has surely ended.
+
+        One that we cannot see is left alone: of another PID namespace, or of another user where /proc hides these.
+        """
         if (boot := boot_id()) and self.boot != boot:
             return True
-        return self.pid_namespace == _pid_namespace() and start_ticks(self.pid) != self.started_ticks
+        if self.pid_namespace != _pid_namespace() or is_hidden(self.pid):
+            return False
+        return start_ticks(self.pid) != self.started_ticks
 
 
 @dataclass(frozen=True, slots=True)

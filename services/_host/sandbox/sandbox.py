@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from schemas.apps import MIN_QUOTA_US, NAME_PATTERN, PERIOD_US
-from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect, write_file
+from services._host.cgroup_processes import write_file
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect
 from services._host.netns import enter
 from services._host.sandbox.network import (
     NetworkNamespace,

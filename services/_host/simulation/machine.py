@@ -87,6 +87,11 @@ class SimulatedHandle:
         container = self._now()
         return None if container is None else container.quota_us
 
+    @property
+    def configured(self) -> Limits:
+        """As found at opening."""
+        return self._original or Limits(UNLIMITED, UNLIMITED)
+
     def read_oom_kills(self) -> int:
         """Kills for memory; 0 if removed."""
         container = self._now()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from schemas.message import Message
 from schemas.registry import Endpoint
@@ -47,7 +47,7 @@ class RequestTimeoutError(BusError):
 
 
 class RevisionConflictError(BusError):
-    """A KV compare-and-set found another revision (or an existing key)."""
+    """A compare-and-set of a KV entry, or an append to a stream, found another revision or sequence."""
 
 
 class CorruptObjectError(BusError):
@@ -66,17 +66,17 @@ class RequestRefusedError(BusError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One received and decoded message. Undecodable ones never reach a handler: they are counted by kind."""
 
     subject: str
     message: Message
     size_bytes: int
+    sequence: int = 0
+    """In the stream that it was replayed from; 0: it comes from none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RawMessage:
+class RawMessage(NamedTuple):
     """One received message before decoding."""
 
     subject: str
@@ -84,7 +84,9 @@ class RawMessage:
     headers: Mapping[str, str] | None = None
     """They carry its trace context."""
     is_history: bool = False
-    """Stored before the replay began: its trace has ended long ago, so none is continued."""
+    """Stored before it was asked for: its trace has ended long ago, so none is continued."""
+    sequence: int = 0
+    """In the stream that it was replayed from; 0: it comes from none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,10 @@ class Replay(Subscription, Protocol):
         """Return once all events that were stored when the replay began have been handled."""
 
 
+PendingReply = Callable[[], Coroutine[Any, Any, Message]]
+"""Waits for the reply to a request; to be called at most once. Raises what `Bus.request` raises."""
+
+
 class Bus(Protocol):
     """Publish, subscribe, request, serve, store. Methods raise `BusError` only."""
 
@@ -213,27 +219,75 @@ class Bus(Protocol):
     def publish(self, subject: Subject, message: Message) -> None:
         """Publish a lossy observation. While disconnected it is dropped and counted: stale data is worse than none."""
 
+    def write_now(self) -> None:
+        """Hand to the socket what was published, before other work is done; without it that follows the work."""
+
     def publish_event(self, subject: Subject, message: Message, *, message_id: str) -> None:
         """Queue a durable event in the outbox: sent in order, retried until acknowledged, deduplicated by id.
 
         The outbox is bounded (10,000); when it is full the oldest event is dropped, counted and logged.
         """
 
+    async def append(
+        self, stream: StreamSpec, subject: Subject, message: Message, last_sequence: int, message_id: str | None = None
+    ) -> int:
+        """Store an event if the stream's last sequence is still this one (0: it is empty); returns the event's own.
+
+        Of several writers that know the same last sequence one succeeds: a log with a single history. With a message id
+        an append whose acknowledgement was lost can be repeated as it was: if it had been stored, the sequence of then
+        is returned, although others may have appended since.
+
+        Who subscribes to the subject hears refused appends as well: only `replay` tells what is stored.
+
+        Raises:
+            RevisionConflictError: the stream has another last sequence; nothing was stored.
+            BusUnavailableError: not acknowledged: it may or may not have been stored.
+        """
+
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> Subscription:
         """Receive observations; members of one `queue` group share them."""
 
-    async def replay(self, stream: StreamSpec, handler: EventHandler) -> Replay:
-        """Receive all events of a stream from the first stored one, at least once.
+    async def replay(
+        self,
+        stream: StreamSpec,
+        handler: EventHandler,
+        on_undecodable: Callable[[int], None] | None = None,
+        *,
+        after: int = 0,
+    ) -> Replay:
+        """Receive all events of a stream behind a sequence, by default from the first stored one, at least once.
+
+        `on_undecodable` gets the sequence of what never reaches the handler: who appends has to know it.
 
         For state that is rebuilt in memory at every start: the consumer belongs to this process and is removed by the
         server a minute after its end.
         """
+
+    async def read_stored(self, stream: StreamSpec, pattern: Subject, handler: Handler) -> None:
+        """Call the handler with the stored events on a subject or pattern, oldest first, without a consumer.
+
+        For what hosts write. Undecodable ones, and those that name another node than their sender's, are counted and
+        skipped; what the handler raises is counted and logged, as for a subscription, and the next ones are handled.
+
+        Raises:
+            BusError: not connected, not permitted, or the server stops answering; some may have been handled.
+        """
+
+    async def event_at(self, stream: StreamSpec, sequence: int) -> RawMessage | None:
+        """One event of a stream, as it is stored, without headers; None: none has this sequence, or it was removed."""
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds an event on this subject: for events that must be stored once ever.
 
         The server deduplicates ids within the stream's duplicate window only. One round trip. Not for streams that
         store a host's events under one subject.
+        """
+
+    def send_request(self, subject: Subject, message: Message, *, timeout_s: float) -> PendingReply:
+        """Send a command in this step of the event loop (`write_now`); what is returned waits for the reply.
+
+        Raises:
+            BusUnavailableError: not connected.
         """
 
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:

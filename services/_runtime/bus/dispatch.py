@@ -57,10 +57,10 @@ class Dispatch:
         except CodecError as error:
             raise BusError(str(error)) from error
 
-    def decode(self, subject: str, data: bytes) -> Delivery | None:
+    def decode(self, subject: str, data: bytes, sequence: int = 0) -> Delivery | None:
         """The message, or None where it was counted and logged as undecodable."""
         try:
-            return Delivery(subject, decode(data), len(data))
+            return Delivery(subject, decode(data), len(data), sequence)
         except CodecError as error:
             self.count_undecodable(subject, error)
             return None
@@ -83,15 +83,19 @@ class Dispatch:
         except CodecError as error:
             self.count_undecodable(subject, error)
             return
+        self.hand(handler, Delivery(subject, message, len(data)))
+
+    def hand(self, handler: Handler, delivery: Delivery) -> None:
+        """Call the handler; exceptions are counted and logged."""
         try:
-            handler(Delivery(subject, message, len(data)))
+            handler(delivery)
         except Exception as error:  # noqa: BLE001 - a handler's bug must not stop later messages
-            self.count_handler_error(subject, error)
+            self.count_handler_error(delivery.subject, error)
 
     async def deliver_event(self, handler: EventHandler, raw: RawMessage) -> bool | None:
         """Handle a durable event. True: acknowledge; False: redeliver; None: undecodable, terminate."""
         self.counts["received"] += 1
-        delivery = self.decode(raw.subject, raw.data)
+        delivery = self.decode(raw.subject, raw.data, raw.sequence)
         if delivery is None:
             return None
         if raw.is_history:

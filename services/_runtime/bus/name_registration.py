@@ -19,10 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from schemas.aggregations import AggregatorInfo
 from schemas.containers import NodeInfo
 from schemas.network import ReconcilerInfo
+from schemas.remote_memory import MemoryHostInfo
+from schemas.scheduling import RunnerInfo
 from schemas.streams import BucketSpec
 from schemas.subjects import Subject, token
+from schemas.trainings import TrainingGeneration
 from services._runtime.bus.api import (
     Bus,
     BusError,
@@ -39,7 +43,7 @@ from services._runtime.file_lock import try_flock
 from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
 
-Registered = NodeInfo | ReconcilerInfo
+Registered = AggregatorInfo | MemoryHostInfo | NodeInfo | ReconcilerInfo | RunnerInfo | TrainingGeneration
 _TOKEN_BYTES: Final = 22
 _WITHOUT_TTL_S: Final = 30.0
 _LOG_EVERY_S: Final = 60.0
@@ -285,7 +289,7 @@ def _found(entry: Entry | None) -> Found | None:
     if entry is None:
         return None
     message = entry.message
-    if not isinstance(message, NodeInfo | ReconcilerInfo):
+    if not isinstance(message, Registered):
         return Found(entry.revision, None)
     return Found(entry.revision, Owner(message.holder, message.incarnation))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Self
 
 import nats.errors
 import nats.js.errors
-from nats.aio.msg import Msg
+from nats.js.api import Header
 
 from schemas.codec import CodecError, encode
 from schemas.message import Message
@@ -23,31 +24,42 @@ from services._runtime.bus.api import (
     Handler,
     NoResponderError,
     NotPermittedError,
+    PendingReply,
+    RawMessage,
     RequestTimeoutError,
     Responder,
+    RevisionConflictError,
 )
-from services._runtime.bus.message_ids import MessageIds
 from services._runtime.bus.nats_connection import (
     ConnectionEvents,
     RefusedError,
     as_bus_errors,
     open_connection,
 )
-from services._runtime.bus.nats_consumers import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe
+from services._runtime.bus.nats_consumers import (
+    NatsBuffer,
+    NatsConsumer,
+    NatsMicroService,
+    NatsServer,
+    NatsSubscription,
+    subscribe,
+)
 from services._runtime.bus.nats_failures import describe
+from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.nats_kv import NatsKeyValue
 from services._runtime.bus.nats_objects import NatsObjects
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import declare
 from services._runtime.bus.options import BusOptions
-from services._runtime.bus.outbox import DurableEvent, Outbox
+from services._runtime.bus.outbox import DurableEvent, MessageIds, Outbox
 from services._runtime.telemetry.logging import log_once
-from services._runtime.telemetry.tracing import inject, message_span, trace_headers
+from services._runtime.telemetry.tracing import Span, inject, message_span, trace_headers
 
 _JETSTREAM_TIMEOUT_S: Final = 5.0
 _DECLARE_RETRY_S: Final = 1.0
 _TOO_LONG: Final = 10054
 """Error of the server: the stream takes no message of this size."""
+_OTHER_LAST_SEQUENCE: Final = 10071
 
 
 class NatsBus(NatsSession):
@@ -138,6 +150,10 @@ class NatsBus(NatsSession):
             raise BusError(f"publish to {subject}: {describe(error)}") from error
         counts["published"] += 1
 
+    def write_now(self) -> None:
+        """Write it without waiting for nats-py's task that does so."""
+        self.connection.write_now()
+
     def publish_event(self, subject: Subject, message: Message, *, message_id: str) -> None:
         """Queue a durable event; see `Outbox`."""
         _refuse_pattern(subject)
@@ -163,17 +179,84 @@ class NatsBus(NatsSession):
                     size_bytes=len(event.data),
                 )
 
+    async def append(
+        self, stream: StreamSpec, subject: Subject, message: Message, last_sequence: int, message_id: str | None = None
+    ) -> int:
+        """Store an event if the stream's last sequence is still this one.
+
+        The server looks at the sequence first, and only then for a duplicate id: whether it was this very event that
+        was stored there is found out by its id.
+        """
+        _refuse_pattern(subject)
+        data, name = self.dispatch.encode(message), stream.stream_name(self.root)
+        headers: dict[str, str] = {Header.EXPECTED_LAST_SEQUENCE: str(last_sequence)}
+        if message_id is not None and self._message_ids is not None:
+            headers[Header.MSG_ID] = self._message_ids.wire_id(message_id)
+        with as_bus_errors(f"append to stream {name}"), message_span("bus.append", subject.text):
+            inject(headers)
+            try:
+                acknowledged = await self.jetstream.publish(subject.text, data, stream=name, headers=headers)
+            except nats.js.errors.APIError as error:
+                if error.err_code != _OTHER_LAST_SEQUENCE:
+                    raise
+                if not await self._is_stored_as(name, last_sequence + 1, headers.get(Header.MSG_ID)):
+                    raise RevisionConflictError(f"stream {name} is not at sequence {last_sequence}") from error
+                return last_sequence + 1
+        return acknowledged.seq
+
+    async def _is_stored_as(self, stream: str, sequence: int, wire_id: str | None) -> bool:
+        """Whether the event of this sequence has this id."""
+        if wire_id is None:
+            return False
+        try:
+            stored = await self.jetstream.get_msg(stream, seq=sequence)
+        except nats.js.errors.NotFoundError:
+            return False
+        return (stored.headers or {}).get(Header.MSG_ID) == wire_id
+
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
         """Receive observations."""
         self._require_first_connection()
         return await subscribe(self, pattern, handler, queue)
 
-    async def replay(self, stream: StreamSpec, handler: EventHandler) -> NatsConsumer:
+    async def subscribe_buffered(self, pattern: Subject, handler: Handler) -> NatsBuffer:
+        """Receive observations, and handle them when `NatsBuffer.deliver` is called."""
+        self._require_first_connection()
+        buffer = NatsBuffer(self, handler)
+        await buffer.start(pattern.text)
+        return buffer
+
+    async def replay(
+        self,
+        stream: StreamSpec,
+        handler: EventHandler,
+        on_undecodable: Callable[[int], None] | None = None,
+        *,
+        after: int = 0,
+    ) -> NatsConsumer:
         """Receive all stored and future events."""
         self._require_first_connection()
-        consumer = NatsConsumer(self, stream, handler)
+        consumer = NatsConsumer(self, stream, handler, on_undecodable, after)
         await consumer.start()
         return consumer
+
+    async def read_stored(self, stream: StreamSpec, pattern: Subject, handler: Handler) -> None:
+        """Call the handler with the stored events."""
+        if not self.connected:  # else the request would wait in the send buffer, and fail only seconds later
+            raise BusUnavailableError(f"read stream {stream.stream_name(self.root)}: not connected")
+        await read_stored(self, stream, pattern, 0.0, partial(self.dispatch.hand, handler))
+
+    async def event_at(self, stream: StreamSpec, sequence: int) -> RawMessage | None:
+        """One event, from the stream's leader: a replica may lag."""
+        name = stream.stream_name(self.root)
+        if sequence < 1:
+            return None
+        with as_bus_errors(f"read event {sequence} of stream {name}"):
+            try:
+                found = await self.jetstream.get_msg(name, seq=sequence)
+            except nats.js.errors.NotFoundError:
+                return None
+        return RawMessage(found.subject or "", found.data or b"", sequence=sequence)
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds an event on this subject."""
@@ -191,23 +274,35 @@ class NatsBus(NatsSession):
 
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
         """Send a command and wait for the reply."""
+        if self.connected:
+            await self.connection.prepare_requests()
+        return await self.send_request(subject, message, timeout_s=timeout_s)()
+
+    def send_request(self, subject: Subject, message: Message, *, timeout_s: float) -> PendingReply:
+        """Send a command."""
         _refuse_pattern(subject)
         data = self.dispatch.encode(message)
-        with message_span("bus.request", subject.text):
-            reply = await self._exchange(subject, data, timeout_s)
-            return self.dispatch.read_reply(subject.text, reply.data)
-
-    async def _exchange(self, subject: Subject, data: bytes, timeout_s: float) -> Msg:
+        current = message_span("bus.request", subject.text)
         try:
-            return await self.connection.request(subject.text, data, timeout=timeout_s, headers=trace_headers())
-        except nats.errors.NoRespondersError as error:
-            raise NoResponderError(f"no responders for {subject}") from error
-        except TimeoutError as error:
-            raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
-        except RefusedError as error:
-            raise NotPermittedError(f"request to {subject}: {describe(error)}", error.subject) from error
+            key = self.connection.send_request(subject.text, data, dict(current.carrier) or None)
         except nats.errors.Error as error:
-            raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
+            with current:
+                raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
+        return partial(self._reply_to, subject, key, current, timeout_s)
+
+    async def _reply_to(self, subject: Subject, key: str, current: Span, timeout_s: float) -> Message:
+        with current:
+            try:
+                reply = await self.connection.reply_to(key, timeout_s)
+            except nats.errors.NoRespondersError as error:
+                raise NoResponderError(f"no responders for {subject}") from error
+            except TimeoutError as error:
+                raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
+            except RefusedError as error:
+                raise NotPermittedError(f"request to {subject}: {describe(error)}", error.subject) from error
+            except nats.errors.Error as error:
+                raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
+            return self.dispatch.read_reply(subject.text, reply.data)
 
     async def serve(self, subject: Subject, responder: Responder) -> NatsSubscription:
         """Answer commands on a subject."""

@@ -7,7 +7,11 @@
 * A PING is sent after everything written before it: nats-py sends it first, so its `flush` is no barrier.
 * A transport with unsent bytes to a dead peer is aborted: closing it could take 15 minutes.
 * An unexpected error while reconnecting (a malformed INFO line) does not end the attempts.
+* Subjects and headers that are not UTF-8 do not end its read loop: one publisher could stop all subscribers by them.
 * A request that the server denies fails at once: nats-py only reports the server's error line.
+* Names of headers that the server sets are looked up: nats-py examines each character of each. What a replay or a
+  buffered subscription reads is handed over unparsed (`subscribe_unparsed`): headers, `Msg`, queue and callback took a
+  third of a replay's time.
 * TLS that the settings require is never skipped (`nats_tls`).
 * Inboxes and reply subjects end with 128 random bits: nats-py uses a counter, so a responder to one request could
   forge replies to the next ones.
@@ -27,8 +31,10 @@ from urllib.parse import unquote, urlsplit
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Server
+from nats.aio.client import NO_RESPONDERS_STATUS, Server
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import Header
 
 from schemas.permissions import INBOX
 from schemas.subjects import token
@@ -47,9 +53,27 @@ from services._runtime.bus.random_tokens import RandomTokens
 from services._runtime.task_cancellation import cancel_all
 from services._runtime.telemetry.logging import log_once
 
+Taker = Callable[[bytes, bytes, bytes], None]
+"""Of a message's subject and headers, as they came, and its payload."""
+
 _CONNECT_TIMEOUT_S: Final = 2
 _LAST_RETRY_S: Final = 2.0
 _PING: Final = b"PING\r\n"
+_KNOWN_HEADERS: Final = {
+    name.encode(): name
+    for name in (
+        "Nats-Expected-Last-Sequence",
+        "Nats-Last-Sequence",
+        "Nats-Msg-Id",
+        "Nats-Num-Pending",
+        "Nats-Sequence",
+        "Nats-Stream",
+        "Nats-Subject",
+        "Nats-Time-Stamp",
+        "Nats-UpTo-Sequence",
+        "traceparent",
+    )
+}
 _REFUSALS_KEPT: Final = 1_000
 _VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
 _OLDEST_SERVER: Final = (2, 11)
@@ -110,14 +134,16 @@ class Connection(SecuredClient):
         self._refused: set[str] = set()
         """Subjects and patterns that the server denied."""
         self._first_attempts = 0
+        self._takers: dict[int, Taker] = {}
+        """By subscription."""
 
-    def send_now(self, subject: str, data: bytes) -> None:
+    def send_now(self, subject: str, data: bytes, reply: str = "", headers: dict[str, Any] | None = None) -> None:
         """Publish synchronously: without buffering `Client.publish` never suspends, so one step completes it.
 
         Raises:
             nats.errors.Error: not connected, or the payload exceeds the server's limit.
         """
-        step = self.publish(subject, data)
+        step = self.publish(subject, data, reply, headers)
         try:
             step.send(None)
         except StopIteration:
@@ -151,6 +177,58 @@ class Connection(SecuredClient):
             if pending.lower() == subject and future is not None and not future.done():
                 future.set_exception(RefusedError(pending))
 
+    async def subscribe_unparsed(self, subject: str, take: Taker) -> Subscription:
+        """Subscribe, without any limit of pending messages: each is handed over within the read loop.
+
+        Args:
+            subject: or a pattern.
+            take: must not raise.
+
+        Raises:
+            nats.errors.Error: not connected.
+        """
+        made = await self.subscribe(subject)
+        self._takers[made._id] = take  # noqa: SLF001 - by it messages name it; in time: nothing has been asked for yet
+        return made
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._takers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        take = self._takers.get(sid)
+        if take is None:
+            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]  # None: no headers
+        else:
+            take(subject, headers or b"", data)
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        """As nats-py's, but none where they are none: the server passes on whatever a publisher has sent as headers."""
+        try:
+            return await super()._process_headers(headers)
+        except (IndexError, UnicodeDecodeError):
+            return None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        """As nats-py's, also of a subject that is no UTF-8."""
+        subject_text, reply_text = subject.decode(errors="replace"), reply.decode(errors="replace")
+        return Msg(_client=self, subject=subject_text, reply=reply_text, data=data, headers=headers, _sid=sid)
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """As nats-py's."""
+        found: dict[str, str] = {}
+        for line in raw.split(b"\r\n"):
+            name, _, value = line.partition(b":")
+            known = _KNOWN_HEADERS.get(name)
+            if known is not None:
+                found[known] = value.strip().decode("utf-8", "replace")
+            elif line:
+                found.update(SecuredClient._parse_header_lines(line))  # noqa: SLF001 - overridden
+        return found
+
     async def _request_new_style(
         self,
         subject: str,
@@ -158,23 +236,45 @@ class Connection(SecuredClient):
         timeout: float = 1,  # noqa: ASYNC109 - the overridden method's
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """As nats-py's, but drops a request that could not be sent, and records its subject."""
-        if not self.is_connected:
-            raise nats.errors.ConnectionReconnectingError
-        if not self._resp_sub_prefix:
+        """As nats-py's, in two parts."""
+        await self.prepare_requests()
+        return await self.reply_to(self.send_request(subject, payload, headers), timeout)
+
+    async def prepare_requests(self) -> None:
+        """Subscribe to the replies of all requests, once: to declare streams and buckets is the first of them."""
+        if not self._resp_sub_prefix and self.is_connected:
             await self._init_request_sub()
-        assert self._resp_sub_prefix is not None
-        key = self._nuid.next().decode()
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._resp_map[key], self._pending_subjects[key] = future, subject
+
+    def send_request(self, subject: str, payload: bytes, headers: dict[str, Any] | None = None) -> str:
+        """Send a request; returns the token of its reply subject, for `reply_to`.
+
+        Raises:
+            nats.errors.Error: it could not be sent.
+        """
+        if not self.is_connected or not self._resp_sub_prefix:
+            raise nats.errors.ConnectionReconnectingError
+        key: str = self._nuid.next().decode()
+        self.send_now(subject, payload, f"{self._resp_sub_prefix.decode()}{key}", headers)
+        self._resp_map[key], self._pending_subjects[key] = asyncio.get_running_loop().create_future(), subject
+        return key
+
+    async def reply_to(self, key: str, timeout: float) -> Msg:  # noqa: ASYNC109 - as nats-py's
+        """The reply to a request.
+
+        Raises:
+            TimeoutError, nats.errors.Error: there is none.
+        """
+        future: asyncio.Future[Msg] = self._resp_map[key]
         try:
-            await self.publish(subject, payload, reply=f"{self._resp_sub_prefix.decode()}{key}", headers=headers)
-            return await asyncio.wait_for(future, timeout)
+            reply = await asyncio.wait_for(future, timeout)
         except TimeoutError as error:
             raise nats.errors.TimeoutError from error
         finally:
             del self._pending_subjects[key]
             self._resp_map.pop(key, None)
+        if reply.headers and reply.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
+            raise nats.errors.NoRespondersError
+        return reply
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())

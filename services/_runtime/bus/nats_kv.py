@@ -119,7 +119,11 @@ class NatsKeyValue:
     async def listing(self) -> Listing:
         """All live entries, read by direct gets: a consumer could leak."""
         with as_bus_errors(f"list {self.name}"):
-            info = await self.bus.jetstream.stream_info(self.stream, subjects_filter=">")
+            try:
+                info = await self.bus.jetstream.stream_info(self.stream, subjects_filter=">")
+            except nats.js.errors.NotFoundError as error:
+                remedy = "start an allocator, or, as administrator, turnbuckle nats declare"
+                raise BusError(f"the server has no bucket {self.name} yet: {remedy}") from error
         keys = [subject.removeprefix(self.prefix) for subject in info.state.subjects or {}]
         found: dict[str, Entry] = {}
         for start in range(0, len(keys), _PARALLEL_GETS):

@@ -37,7 +37,7 @@ class _StreamDeclaration:
         return str(self.config.name)
 
     def changes(self, found: StreamConfig) -> dict[str, Any]:
-        """Fields to update. Replicas are never reduced: an operator may have added them."""
+        """Fields to update. Replicas are never reduced: an administrator may have added them."""
         changes = {field: getattr(self.config, field) for field in self.fields}
         different = {field: value for field, value in changes.items() if getattr(found, field) != value}
         if (self.config.num_replicas or 1) > (found.num_replicas or 1):
@@ -66,7 +66,7 @@ async def declare(jetstream: JetStreamContext, options: BusOptions, dispatch: Di
                     f"not_declared_{declaration.name}",
                     _LOG_EVERY_S,
                     error=str(error),
-                    remedy="an operator does it: turnbuckle nats declare",
+                    remedy="an administrator does it: turnbuckle nats declare",
                 )
     return refused
 
@@ -104,7 +104,7 @@ def _stream(spec: StreamSpec, options: BusOptions) -> _StreamDeclaration:
         max_age=spec.max_age_s,
         max_bytes=spec.max_bytes,
         duplicate_window=spec.duplicate_window_s,
-        max_msgs_per_subject=spec.max_messages_per_host or -1,
+        max_msgs_per_subject=1 if spec.newest_per_subject else spec.max_messages_per_host or -1,
         max_msg_size=spec.max_message_bytes or -1,
         subject_transform=SubjectTransform(*mapping) if (mapping := spec.stored_by_host(options.root)) else None,
         allow_direct=True,

@@ -154,6 +154,13 @@ class _Transport(TcpTransport):
         """Whether a TLS handshake has succeeded."""
         return self._io_writer is not None and self._io_writer.get_extra_info("ssl_object") is not None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the kernel has taken all that was written, and more may be written."""
+        if self._io_writer is None or self._io_writer.transport.is_closing():
+            return False
+        return self._io_writer.transport.get_write_buffer_size() == 0
+
     def abort(self) -> None:
         """Close the socket without flushing."""
         if self._io_writer is not None:
@@ -175,6 +182,13 @@ class SecuredClient(Client):
     def is_encrypted(self) -> bool:
         """Whether a TLS handshake has succeeded on the present connection."""
         return isinstance(self._transport, _Transport) and self._transport.is_encrypted
+
+    def write_now(self) -> None:
+        """Write what is pending, unless the socket is full: then it stays pending, and counts against bounds."""
+        transport = self._transport
+        if self._pending and self.is_connected and isinstance(transport, _Transport) and transport.is_idle:
+            transport.writelines(self._pending)  # type: ignore[no-untyped-call]
+            self._pending, self._pending_data_size = [], 0
 
     def abort_transport(self) -> None:
         """Close the socket without flushing."""

@@ -25,12 +25,12 @@ from services._runtime.bus.api import (
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.errors import BadFileError, CommandError, NoPermissionError, UnavailableError
-from services._runtime.service.settings import CommonSettings
+from services._runtime.service.settings import PREFIX, CommonSettings
 from services._runtime.settings_error import SettingsError
 from services._runtime.telemetry.logging import setup_logging
 
 CONNECT_TIMEOUT_S: Final = 3.0
-QUERY_TIMEOUT_S: Final = 3.0
+QUERY_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 2.0
 
 ServerOption = Annotated[
@@ -49,6 +49,24 @@ class CliSettings(CommonSettings):
     """The command's settings: those that every service has."""
 
     service: ClassVar[str] = "cli"
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        f"{PREFIX}{name}"
+        for name in (
+            "AGENT_OOM_SCORE",
+            "BASE",
+            "BRIDGE_ADDRESS",
+            "BUILD_BASE",
+            "FRR_DIRECTORY",
+            "JOBS_DIRECTORY",
+            "NATS_IMAGE",
+            "NATS_PORT",
+            "NODE",
+            "RECONCILER_HEALTH_PORT",
+            "STATE_DIRECTORY",
+            "VERSION",
+        )
+    )
+    """Of the compose files: set in the shell in which an operator starts both."""
 
 
 def find_server(server: str | None, context: str | None) -> BusOptions:
@@ -130,7 +148,7 @@ def _not_permitted(error: NotPermittedError, options: BusOptions) -> str:
     return missing_key_text(options, "an operator's or observer's" if observer_may else "the operator's")
 
 
-def missing_key_text(options: BusOptions, whose: str = "the operator's") -> str:
+def missing_key_text(options: BusOptions, whose: str) -> str:
     """Which user's key is needed, and which was used."""
     file = options.nkey_seed_file
     used = f"and that in {file} is not" if file else "and none is set"
@@ -140,8 +158,22 @@ def missing_key_text(options: BusOptions, whose: str = "the operator's") -> str:
     )
 
 
-async def await_reply(service: str, pending: Awaitable[Message], reply_type: type[ReplyT]) -> ReplyT:
+async def await_reply(
+    service: str,
+    pending: Awaitable[Message],
+    reply_type: type[ReplyT],
+    *,
+    starts: str = "",
+    within_s: float = QUERY_TIMEOUT_S,
+) -> ReplyT:
     """The reply to a request, its errors as command errors.
+
+    Args:
+        service: that is asked.
+        pending: the request.
+        reply_type: of the reply that is expected.
+        starts: what starts the service; by default `turnbuckle run`.
+        within_s: the request's deadline.
 
     Raises:
         UnavailableError: no reply.
@@ -150,9 +182,9 @@ async def await_reply(service: str, pending: Awaitable[Message], reply_type: typ
     try:
         reply = await pending
     except NoResponderError as error:
-        raise UnavailableError(f"no {service} answers: `turnbuckle run {service}` starts one") from error
+        raise UnavailableError(f"no {service} answers: {starts or f'`turnbuckle run {service}` starts one'}") from error
     except RequestTimeoutError as error:
-        raise UnavailableError(f"the {service} did not answer within {QUERY_TIMEOUT_S:g} s") from error
+        raise UnavailableError(f"the {service} did not answer within {within_s:g} s") from error
     except RequestRefusedError as error:
         raise CommandError(str(error)) from error
     if not isinstance(reply, reply_type):

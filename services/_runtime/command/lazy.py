@@ -38,8 +38,9 @@ class LazyCommand:
         else:
             single = typer.Typer(add_completion=False, rich_markup_mode="rich")
             settings = getattr(module, "CONTEXT_SETTINGS", None)
+            own_class = getattr(module, "COMMAND_CLASS", None)
             epilog = getattr(module, self.examples)
-            single.command(self.name, epilog=epilog, context_settings=settings)(found)
+            single.command(self.name, cls=own_class, epilog=epilog, context_settings=settings)(found)
             loaded = typer.main.get_command(single)
         loaded.name = self.name
         _join_lines(loaded)
@@ -55,7 +56,10 @@ def _join_lines(command: Any) -> None:
 
 
 class LazyGroup(TyperGroup):
-    """A group of `LazyCommand`s: listed and completed from its table, imported when one is run or shows its help."""
+    """A group of `LazyCommand`s: listed and completed from its table, imported when one is run or shows its help.
+
+    Commands that are not in the table are what they are.
+    """
 
     table: Sequence[LazyCommand] = ()
     """Set by the class that is used."""
@@ -64,11 +68,16 @@ class LazyGroup(TyperGroup):
         super().__init__(**arguments)
         self._by_name = {entry.name: entry for entry in self.table}
         self._loaded: dict[str, Any] = {}
-        for entry in self.table:
-            self.commands[entry.name] = TyperCommand(entry.name, help=entry.summary, rich_help_panel=entry.panel)
+        listed = {
+            entry.name: TyperCommand(entry.name, help=entry.summary, rich_help_panel=entry.panel)
+            for entry in self.table
+        }
+        self.commands = {**listed, **self.commands}
 
     def load(self, name: str) -> Any:
         """The command itself."""
+        if name not in self._by_name:
+            return self.commands[name]
         if name not in self._loaded:
             self._loaded[name] = self._by_name[name].load()
         return self._loaded[name]

@@ -9,12 +9,12 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from services._runtime.exit_code import ExitCode, json_error
@@ -71,6 +71,26 @@ def stderr_console() -> Console:
     """A console for progress, hints and errors; with `errors_as_json` they wait for the end."""
     held = _active[0].notes if _active else None
     return Console(file=held, stderr=True, soft_wrap=True, highlight=False, color_system=color_system())
+
+
+@contextmanager
+def full_screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """What it gives draws in place on the terminal's other screen; the last picture stays, above the shell's prompt."""
+    from rich.live import Live  # noqa: PLC0415 - quick --help
+
+    last: list[RenderableType] = []
+    live = Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop")
+
+    def show(picture: RenderableType) -> None:
+        last[:] = [picture]
+        live.update(picture, refresh=True)
+
+    try:
+        with live:
+            yield show
+    finally:
+        for picture in last:
+            console.print(picture)
 
 
 def print_json(value: Any, *, indent: int | None = 2, file: TextIO | None = None) -> None:

@@ -62,10 +62,11 @@ def describe(tool: Tool) -> dict[str, Any]:
     return found
 
 
-def add_tool(app: typer.Typer, tool: Tool, name: str) -> None:
-    """Make a tool a command of an application or group."""
+def add_tool(app: typer.Typer, tool: Tool, name: str, panel: str | None = None) -> None:
+    """Make a tool a command of an application or group, under a heading of its list."""
     command_class = type(f"{name.title()}Command", (ToolCommand,), {"tool": tool})
-    app.command(name, cls=command_class, help=tool.summary, epilog=examples_text(tool))(_runner(tool))
+    command = app.command(name, cls=command_class, help=tool.summary, epilog=examples_text(tool), rich_help_panel=panel)
+    command(_runner(tool))
 
 
 def examples_text(tool: Tool) -> str:

@@ -12,9 +12,8 @@ import sys
 from typing import Any, Final, NoReturn
 
 from services._runtime.command.tool_events import emit_error, say
+from services._runtime.exit_code import ExitCode
 
-EXIT_USAGE: Final = 2
-"""As every command of `turnbuckle` ends after a wrong command line."""
 DESCRIBE: Final = "--describe-options"
 
 
@@ -32,7 +31,7 @@ class ToolParser(argparse.ArgumentParser):
         """End with 2."""
         text = f"{self.prog}: {message} (--help shows what there is)"
         say(text)
-        sys.exit(emit_error(text, EXIT_USAGE))
+        sys.exit(emit_error(text, ExitCode.USAGE))
 
     def described(self) -> dict[str, Any]:
         """Description, parameters and, by name, sub-commands in the same form."""

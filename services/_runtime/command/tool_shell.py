@@ -188,6 +188,8 @@ class ToolOutput:
     """For progress lines where there are no bars."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] | None = None
+    document: str | None = None
+    """A file's text, which is all that is printed."""
     error: str | None = None
     """The message of the event that ended it."""
     _bar: TaskID | None = None
@@ -200,6 +202,8 @@ class ToolOutput:
             self._move(event)
         elif kind == "result":
             self.result = event
+        elif kind == "document":
+            self.document = str(event["text"])
         elif kind == "error" and "exit_code" in event:
             self.error = str(event["message"])
         elif kind in _ROWS and all(_is_scalar(value) for value in event.values()):
@@ -237,7 +241,10 @@ class ToolOutput:
         self.console.print(f"{elapsed_s:.0f}{of} s")
 
     def print_result(self, console: Console) -> None:
-        """The rows as a table, and the result line by line."""
+        """The document as it is; or the rows as a table, and the result line by line."""
+        if self.document is not None:
+            print_line(self.document.removesuffix("\n"))
+            return
         if self.rows:
             console.print(_table(self.rows))
         for name, value in (self.result or {}).items():

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import runpy
 import sys
-from typing import Final
 
 from services._runtime.command.tool_events import emit_error, say
+from services._runtime.exit_code import ExitCode
 from services._runtime.install_hint import package_missing
-
-EXIT_UNAVAILABLE: Final = 69
 
 
 def main() -> int | None:
@@ -24,7 +22,7 @@ def main() -> int | None:
     except ModuleNotFoundError as error:
         text = package_missing(error.name or module, module.split(".")[1])
         say(f"error: {text}")
-        return emit_error(text, EXIT_UNAVAILABLE)
+        return emit_error(text, ExitCode.UNAVAILABLE)
     return None
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,9 @@ MAX_FILE_BYTES: Final = 1 << 20
 _NAMESPACE: Final = "tag:yaml.org,2002:"
 MAX_VALUES: Final = 10_000
 """Values that a file with aliases may stand for, each alias counted as all that it stands for."""
+
+MOST_CHARACTERS: Final = 600
+"""Of a sentence about a mistake."""
 
 FieldPath = tuple[str | int, ...]
 
@@ -37,10 +41,12 @@ class YamlSource:
 
     def place(self, path: FieldPath) -> str:
         """``app.yaml:7`` for a field, or for the nearest field around it that has a line."""
-        for length in range(len(path), -1, -1):
-            if line := self.lines.get(path[:length]):
-                return f"{self.file}:{line}"
-        return self.file
+        line = self.line(path)
+        return f"{self.file}:{line}" if line else self.file
+
+    def line(self, path: FieldPath) -> int:
+        """Of a field, or of the nearest field around it that has one; 0: there is none."""
+        return next((line for length in range(len(path), -1, -1) if (line := self.lines.get(path[:length]))), 0)
 
 
 class BoundedLoader(yaml.SafeLoader):
@@ -81,7 +87,8 @@ def describe_yaml_error(error: Exception, file: str) -> str:
         return f"{place}: not valid YAML: {error.problem or error.context}{hint}"
     if isinstance(error, RecursionError):
         return f"{file}: not valid YAML: nested too deeply"
-    return f"{file}: not valid YAML: {(str(error).splitlines() or ['unknown'])[0]}"
+    place = f" (character {error.position + 1})" if isinstance(error, yaml.reader.ReaderError) else ""
+    return f"{file}: not valid YAML: {(str(error).splitlines() or ['unknown'])[0]}{place}"
 
 
 class _CoreLoader(BoundedLoader):
@@ -138,7 +145,10 @@ def parse_yaml(text: str, file: str) -> YamlSource:
     Raises:
         BadFileError: it is no YAML, holds a key twice, or its aliases stand for too much.
     """
-    loader = _CoreLoader(text)
+    try:
+        loader = _CoreLoader(text)  # reads the text, and refuses characters
+    except yaml.YAMLError as error:
+        raise BadFileError(describe_yaml_error(error, file)) from error
     try:
         node = loader.get_single_node()
         lines: dict[FieldPath, int] = {}
@@ -168,6 +178,24 @@ def _note_lines(node: yaml.Node | None, path: FieldPath, lines: dict[FieldPath, 
             seen.add(name)
             lines[(*path, name)] = line
             _note_lines(value, (*path, name), lines, file)
+
+
+def to_environment(value: Any) -> Any:
+    """Accept ``[A=1]`` as well as ``{A: 1}``, and numbers and booleans as text, as Docker Compose does."""
+    if isinstance(value, list):
+        if wrong := next((item for item in value if "=" not in str(item)), None):
+            raise ValueError(f"{wrong!r} should be NAME=VALUE")
+        value = dict(str(item).split("=", 1) for item in value)
+    if isinstance(value, dict):
+        return {name: to_text(content) for name, content in value.items()}
+    return value
+
+
+def to_text(value: Any) -> Any:
+    """Accept numbers and booleans as text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
 
 
 _EXPECTED: Final = {
@@ -203,12 +231,22 @@ def validate(source: YamlSource, model: type[ModelT]) -> ModelT:
 
 def describe_validation_errors(error: ValidationError, source: YamlSource, model: type[BaseModel]) -> str:
     """One line per mistake, such as ``app.yaml:4: unknown field 'cpu_limt': did you mean 'cpu_limit'?``."""
-    lines: dict[str, None] = {}
-    for detail in error.errors(include_input=True, include_url=False):
+    line_of: dict[str, int] = {}
+    details = error.errors(include_input=True, include_url=False)
+    wrong = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
+    for detail in details:
+        if detail["type"] == "too_short" and detail["loc"] in wrong:
+            continue  # for what is wrong with its items, which are told
         path = _real_path(detail["loc"], source.content)
         sentence = _describe(detail["type"], detail["msg"], path, detail["input"], _fields_at(model, path))
-        lines[f"{source.place(path)}: {sentence}"] = None
-    return "\n".join(lines)
+        line_of[f"{source.place(path)}: {_shortened(sentence)}"] = source.line(path)
+    return "\n".join(sorted(line_of, key=line_of.__getitem__))
+
+
+def _shortened(sentence: str) -> str:
+    """Without the middle of a value that has thousands of characters: what is wrong stands at either end."""
+    half = MOST_CHARACTERS // 2
+    return sentence if len(sentence) <= MOST_CHARACTERS else f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def dotted(path: FieldPath) -> str:
@@ -240,7 +278,7 @@ def _describe(kind: str, message: str, path: FieldPath, value: Any, known: dict[
     if kind == "missing":
         return f"'{name}' is missing"
     if kind == "literal_error":
-        choices = [str(choice) for choice in get_args(known[str(path[-1])].annotation)]
+        choices = list(_choices(known[str(path[-1])].annotation))
         near = difflib.get_close_matches(str(value), choices, n=1)
         return f"{name}: {value!r} must be one of {', '.join(choices)}" + (f": did you mean {near[0]}?" if near else "")
     if kind in _EXPECTED:
@@ -248,6 +286,15 @@ def _describe(kind: str, message: str, path: FieldPath, value: Any, known: dict[
     said = message.removeprefix("Value error, ").removeprefix("Input ")
     shown = f", not {value!r}" if isinstance(value, str | int | float) and kind != "value_error" else ""
     return f"{name}: {said}{shown}" if name else said
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    """What a Literal allows, also within a union."""
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+        return
+    for part in get_args(annotation):
+        yield from _choices(part)
 
 
 def _suggest(name: str, known: dict[str, FieldInfo]) -> str:

@@ -21,9 +21,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from schemas.telemetry import DURATION_BUCKETS_S
+from services._runtime.clock import until_multiple_s
 from services._runtime.telemetry.telemetry import Sample, Telemetry
 
-HEARTBEAT_S: Final = 0.5
+HEARTBEAT_S: Final = 1.0
+"""At whole multiples of it (`until_multiple_s`)."""
 HEARTBEAT_TIMEOUT_S: Final = 5.0
 """A heartbeat older than this means that the event loop is stuck."""
 _CLIENT_TIMEOUT_S: Final = 5.0
@@ -37,6 +39,8 @@ class Health:
     not_ready: Callable[[], list[str]]
     """Reasons why the process is not ready; called on the event loop."""
     telemetry: Telemetry
+    service: str = ""
+    """Of whose process: when in a second it wakes up depends on that."""
     monotonic: Callable[[], float] = time.monotonic
     loop_timeout_s: float = 2.0
     """Timeout of a call on the event loop."""
@@ -48,7 +52,7 @@ class Health:
         self.loop = asyncio.get_running_loop()
         while True:
             self.last_beat_s = self.monotonic()
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(until_multiple_s(HEARTBEAT_S, time.monotonic(), self.service))
 
     @property
     def beat_age_s(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -18,6 +18,8 @@ import services
 
 _COMMAND: Final = "cli"
 """Has a ``__main__`` but is no service."""
+_PROGRAMS: Final = {"services.trainer.worker": "trainer-worker"}
+"""Run by `turnbuckle run`, but no services: another program starts them (torchrun), and they have no settings."""
 
 
 def isolated_command(module: str, *arguments: str) -> list[str]:
@@ -43,14 +45,12 @@ class InstalledService:
 
 def installed_services() -> dict[str, InstalledService]:
     """All installed services by name; found by their files, without imports. An image has one service only."""
-    root = _import_root()
-    found = {}
-    for start in sorted(root.glob("services/*/__main__.py")) + sorted(root.glob("services/*/*/__main__.py")):
-        package = start.parent
-        if package.name != _COMMAND:
-            module = ".".join(package.relative_to(root).parts)
-            found[package.name] = InstalledService(package.name, module, _summary(package / "__init__.py"))
-    return found
+    return {service.name: service for service in _installed() if service.module not in _PROGRAMS}
+
+
+def installed_programs() -> dict[str, InstalledService]:
+    """All that `turnbuckle run` starts, by name: services, and programs that other launchers start."""
+    return {service.name: service for service in _installed()}
 
 
 def become(service: InstalledService, arguments: Sequence[str]) -> NoReturn:
@@ -60,6 +60,16 @@ def become(service: InstalledService, arguments: Sequence[str]) -> NoReturn:
         OSError: the interpreter cannot be started.
     """
     os.execv(sys.executable, isolated_command(service.module, *arguments))  # noqa: S606 - our own module
+
+
+def _installed() -> Iterator[InstalledService]:
+    root = _import_root()
+    for start in sorted(root.glob("services/*/__main__.py")) + sorted(root.glob("services/*/*/__main__.py")):
+        package = start.parent
+        if package.name != _COMMAND:
+            module = ".".join(package.relative_to(root).parts)
+            name = _PROGRAMS.get(module, package.name)
+            yield InstalledService(name, module, _summary(package / "__init__.py"))
 
 
 def _starts_in(directory: Path) -> bool:

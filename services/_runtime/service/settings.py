@@ -54,6 +54,8 @@ class CommonSettings(BaseSettings):
     """Name of the service, in lower case; set by each subclass."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Fields that had another name in an earlier version: old name to new one. A variable of that name is an error."""
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """Variables of this prefix that other programs read; any other unknown one is an error."""
 
     nats_url: Annotated[
         str | None,
@@ -277,7 +279,7 @@ def _unknown_variables(cls: type[CommonSettings], environ: Mapping[str, str]) ->
     renamed = {cls.variable(old): cls.variable(new) for old, new in cls.renamed.items()}
     problems = []
     for variable in sorted(environ):
-        if not variable.startswith(PREFIX) or variable in known:
+        if not variable.startswith(PREFIX) or variable in known | cls.ignored:
             continue
         if variable in renamed:
             problems.append(f"{variable}: was renamed to {renamed[variable]}")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import logging as stdlib_logging
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from services._runtime.stdout import discard
 from services._runtime.telemetry.tracing import trace_ids
 
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Logger = FilteringBoundLogger
+_READER_GONE: Final = {errno.EPIPE, errno.EIO}
+"""Of a pipe, and of a terminal."""
 
 
 def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> None:
     """Send all logs, libraries' included, to ``stream`` (default: standard error), one line each."""
-    target = stream or sys.stderr
+    target = cast("TextIO", _LogStream(stream or sys.stderr))
     as_json = log_format == "json" or (log_format == "auto" and not target.isatty())
     colors = target.isatty() and not os.environ.get("NO_COLOR")
     shared: list[Processor] = [
@@ -53,6 +57,37 @@ def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, strea
     handler.setFormatter(formatter)
     handler.addFilter(_RateLimitFilter("opentelemetry"))
     stdlib_logging.basicConfig(handlers=[handler], level=max(threshold, stdlib_logging.WARNING), force=True)
+
+
+class _LogStream:
+    """Where logs go. Once their reader is gone they are dropped: a service works, and stops, without one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        """As the stream's."""
+        return self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        """As the stream's."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._drop(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """As the stream's."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        if error.errno not in _READER_GONE:
+            raise error
+        discard(self._stream)
 
 
 def get_logger(component: str) -> Logger:

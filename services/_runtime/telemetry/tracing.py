@@ -77,9 +77,7 @@ _NO_SPAN: Final = Span()
 class Tracing(Protocol):
     """Interface of a tracing backend."""
 
-    def begin(
-        self, spec: SpanSpec, subject: str, begin: Begin, attributes: dict[str, Any]
-    ) -> AbstractContextManager[Span]:
+    def begin(self, spec: SpanSpec, subject: str, begin: Begin, attributes: dict[str, Any]) -> Span:
         """A span of the block; ``subject``: a message's, or empty."""
 
     def inject(self, headers: MutableMapping[str, str]) -> None:
@@ -122,10 +120,11 @@ def span(name: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any) -> Abstra
     return _Installed.tracing.begin(spec, "", begin, named)
 
 
-def message_span(
-    name: str, subject: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any
-) -> AbstractContextManager[Span]:
-    """A span around a message that is sent or handled, by the semantic conventions for messaging."""
+def message_span(name: str, subject: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any) -> Span:
+    """A span around a message that is sent or handled, by the semantic conventions for messaging.
+
+    It begins at once; its `Span.carrier` can be sent before the block is entered, perhaps in another task.
+    """
     tracing = _Installed.tracing
     if tracing is None:
         return _NO_SPAN

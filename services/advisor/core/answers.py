@@ -28,7 +28,6 @@ from schemas.predictions import (
 )
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.catalogue import Listing
-from services.advisor.core.pareto import pareto_front
 from services.advisor.core.questions import BadQuestionError, CompletedQuestion, MeasuredTasks, complete, question_table
 from services.advisor.core.spot import SpotTerms, expected_duration_s
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
@@ -318,3 +317,19 @@ def _summary(prediction: ConfigurationPrediction, neighbours: tuple[Neighbour, .
     if prediction.feasible < FITS:
         parts.append(f"it will probably not run (probability {prediction.feasible:.0%})")
     return ". ".join(parts)
+
+
+def pareto_front(time_s: FloatArray, cost_usd: FloatArray) -> BoolArray:
+    """Return which rows no other row dominates: faster at no higher cost, or cheaper in no longer time.
+
+    Rows with NaN in either are never on the front. Equal rows are on it together.
+    """
+    front = np.zeros(len(time_s), dtype=bool)
+    usable = np.flatnonzero(np.isfinite(time_s) & np.isfinite(cost_usd))
+    order = usable[np.lexsort((cost_usd[usable], time_s[usable]))]
+    cheapest, at_s = np.inf, -np.inf
+    for row in order:
+        if cost_usd[row] < cheapest or (cost_usd[row] == cheapest and time_s[row] == at_s):
+            front[row] = True
+            cheapest, at_s = cost_usd[row], time_s[row]
+    return front

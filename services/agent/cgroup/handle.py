@@ -12,7 +12,7 @@ from os import pread
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
-from services._host.cgroup_snapshot import WriteOutcome
+from services._host.cgroup_snapshot import Limits, WriteOutcome
 from services._host.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
 from services._host.notifications import Notifications
 from services._host.usage_thresholds import ThresholdRegistrar
@@ -143,6 +143,11 @@ class CgroupHandle(ABC):
         if self._parts.state is not None:
             with suppress(OSError):
                 self._parts.state.save(self._found)
+
+    @property
+    @abstractmethod
+    def configured(self) -> Limits:
+        """Limits without an agent's changes."""
 
     def read_periods(self) -> int | None:
         """Only nr_periods. None: vanished."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Final, cast
 
 from schemas.containers import ContainerSource
-from services._host.bpf.loader import KernelProgramsError
+from services._host.bpf.loader_process import KernelProgramsError
 from services._host.bpf.telemetry import KernelTelemetry
 from services._host.bpf.throttle_ring import ThrottleRing
 from services._host.cgroup_snapshot import (
@@ -25,8 +25,7 @@ from services._host.cgroup_snapshot import (
 )
 from services._host.cgroupfs import CgroupLayout, paths_of_pid
 from services._host.control_file import WriteTally, is_gone
-from services._host.host_cpu import read_idle
-from services._host.host_memory import memory_capacity, read_available, read_pressure
+from services._host.host_load import memory_capacity, read_available, read_idle, read_pressure
 from services._host.kernel_programs import hierarchies_of
 from services._host.notifications import Notifications
 from services._host.usage_thresholds import ThresholdRegistrar

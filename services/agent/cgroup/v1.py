@@ -26,6 +26,15 @@ _DISABLED: Final = b"1"
 """oom_kill_disable."""
 
 
+def _quota(quota: bytes, period: bytes) -> int:
+    """Per `PERIOD_US`."""
+    return UNLIMITED if int(quota) < 0 else int(quota) * PERIOD_US // int(period)
+
+
+def _memory_limit(text: bytes) -> int:
+    return UNLIMITED if int(text) >= _HUGE else int(text)
+
+
 class CgroupV1Handle(CgroupHandle):
     """One container's control files.
 
@@ -95,10 +104,18 @@ class CgroupV1Handle(CgroupHandle):
     def read_limits(self) -> Limits:
         """Limits as the kernel holds them, the quota scaled to `PERIOD_US`."""
         quota_us = self._refresh_quota()
-        limit_bytes = int(self._limit.refresh())
+        limit_bytes = _memory_limit(self._limit.refresh())
         if self._memsw is not None:
             self._memsw.refresh()
-        return Limits(quota_us, UNLIMITED if limit_bytes >= _HUGE else limit_bytes)
+        return Limits(quota_us, limit_bytes)
+
+    @property
+    def configured(self) -> Limits:
+        """Limits without an agent's changes."""
+        return Limits(
+            _quota(self._quota.configured, self._period.configured),
+            _memory_limit(self._limit.configured),
+        )
 
     @none_if_gone
     def read_quota(self) -> int:
@@ -107,8 +124,7 @@ class CgroupV1Handle(CgroupHandle):
 
     def _refresh_quota(self) -> int:
         """Per `PERIOD_US`. Raises OSError."""
-        quota_us, period_us = int(self._quota.refresh()), int(self._period.refresh())
-        return UNLIMITED if quota_us < 0 else quota_us * PERIOD_US // period_us
+        return _quota(self._quota.refresh(), self._period.refresh())
 
     @none_if_gone
     def read_memory(self) -> MemoryState:

@@ -28,6 +28,12 @@ def _as_number(value: bytes) -> int:
     return UNLIMITED if value == _MAX else int(value)
 
 
+def _quota(cpu_max: bytes) -> int:
+    """Per `PERIOD_US`."""
+    quota, period_us = cpu_max.split()
+    return UNLIMITED if quota == _MAX else int(quota) * PERIOD_US // int(period_us)
+
+
 def external_high(high: bytes, limit: bytes) -> int | None:
     """What of a memory.high beside a memory.max was set by others, such as the kubelet's Memory QoS (KEP-2570).
 
@@ -104,6 +110,11 @@ class CgroupV2Handle(CgroupHandle):
         self._control_file.refresh()
         return Limits(quota_us, limit_bytes)
 
+    @property
+    def configured(self) -> Limits:
+        """Limits without an agent's changes."""
+        return Limits(_quota(self._cpu_max.configured), _as_number(self._max.configured))
+
     @none_if_gone
     def read_quota(self) -> int:
         """Only the quota."""
@@ -111,8 +122,7 @@ class CgroupV2Handle(CgroupHandle):
 
     def _refresh_quota(self) -> int:
         """Per `PERIOD_US`. Raises OSError."""
-        quota, period_us = self._cpu_max.refresh().split()
-        return UNLIMITED if quota == _MAX else int(quota) * PERIOD_US // int(period_us)
+        return _quota(self._cpu_max.refresh())
 
     @none_if_gone
     def read_memory(self) -> MemoryState:

@@ -1,4 +1,7 @@
-"""Which pods join an application that Kubernetes declares: read from the bucket `pod_selectors` now and then."""
+"""Which pods join an application that Kubernetes declares: read from the bucket `pod_selectors` now and then.
+
+Apart from `pods`, which needs the package of gRPC.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-"""Applies limit updates: increases and memory at once, lower quotas at each container's boundary; then replies."""
+"""Applies limit updates: increases and memory at once, lower quotas at each container's boundary; then replies.
+
+Pure, but for the control files of the containers that it is given.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from schemas.limits import LimitReply, LimitUpdate, RowStatus
+from schemas.limits import LimitReply, LimitsApplied, LimitUpdate, RowStatus
+from schemas.message import ROW_SEPARATOR
 from services.agent.containers import ContainerSet
-from services.agent.limits.accepted_updates import Plan, RowPlan, SpecLimits, UpdateLog
-from services.agent.limits.cpu_budget import NodeCpuBudget
+from services.agent.limits.accepted_updates import Admission, NodeCpuBudget, Plan, RowPlan, SpecLimit, UpdateLog
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
 from services.agent.memory.controller import MemoryController
@@ -52,7 +54,8 @@ _REASONS: Final = {
 _WITH_A_REASON: Final = frozenset({RowStatus.FAILED, RowStatus.NODE_BUDGET})
 _OVER_LIMIT: Final = "beyond what is announced of its application"
 _IN_USE: Final = "the memory is in use, or was granted within the last second"
-_GONE_KEPT: Final = 256
+_GONE_KEPT: Final = 4_096
+"""Containers that have gone, of which the application is remembered."""
 
 
 class LimitExecutor:
@@ -75,25 +78,28 @@ class LimitExecutor:
         self.log = UpdateLog(containers.incarnation, containers.limits)
         self._replies: list[_PendingReply] = []
         self.decreases = BoundaryQueue()
-        self.spec_limits: SpecLimits | None = None
-        """AppSpec limits; None: none are read, and updates are not compared with them."""
+        self.spec_limits: Mapping[str, SpecLimit | None] | None = None
+        """As `Admission.by_app`; None: none are read, and updates are not compared with them."""
         self._over_limit: set[str] = set()
         self._failures: list[FailedRow] = []
         self._reasons: dict[str, str] = {}
         """Why rows of the present update fail, by container, where their status does not tell."""
-        self._vanished: deque[str] = deque(maxlen=_GONE_KEPT)
+        self._vanished: dict[str, str] = {}
+        """Application by container, of those that have gone lately; the oldest first."""
 
-    def apply(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
+    def apply(
+        self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None], *, is_within: bool = False
+    ) -> None:
         """Apply an update: raises, memory and reserves now, lower quotas at each container's boundary.
 
-        ``on_settled`` is called with the reply once every row is settled, possibly before this returns.
+        Args:
+            update: the limit update.
+            now_ns: monotonic.
+            on_settled: called with the reply once every row is settled, possibly before this returns.
+            is_within: `over_limit_apps` has just named none, and nothing has changed since: the limits of AppSpecs are
+                not compared again. What is accepted of the update adds up to no more than all of it.
         """
-        room = (
-            None
-            if self.spec_limits is None
-            else self.spec_limits.admission(self.containers.limits, self._reserves.report)
-        )
-        plan = self.log.accept(update, room)
+        plan = self.log.accept(update, None if is_within else self._admission())
         self._over_limit |= plan.over_limit
         self._reasons = {row.container: _OVER_LIMIT for row in plan.rows if row.status is RowStatus.FAILED}
         keys = [row.container for row in plan.rows] or self.containers.of_apps(plan.fenced_apps)
@@ -129,20 +135,31 @@ class LimitExecutor:
                 status = self._write_quota(decrease.container, quota_us) if quota_us else RowStatus.SUPERSEDED
                 self._settle_row(decrease.container, decrease.order, status)
 
-    def forget(self, container: str) -> None:
+    def forget(self, container: str, app: str) -> None:
         """The container is gone from the update log: its pending row is settled."""
         pending_rows = self.decreases.pending.get(container)
-        self._vanished.append(container)
+        self._vanished[container] = app
+        if len(self._vanished) > _GONE_KEPT:
+            del self._vanished[next(iter(self._vanished))]
         self.decreases.forget(container)
         self.cpu_budget.forget(container)
         if pending_rows is not None:
             self._settle_row(container, pending_rows.order, RowStatus.UNKNOWN_CONTAINER)
 
+    def app_of(self, container: str) -> str | None:
+        """Application of a container that this agent has, or had lately; None: it knows of no such container."""
+        limits = self.containers.limits.get(container)
+        return self._vanished.get(container) if limits is None else limits.app
+
     def over_limit_apps(self, update: LimitUpdate) -> set[str]:
         """Applications whose AppSpec limits, as they are known now, an update would pass."""
+        admission = self._admission()
+        return set() if admission is None else self.log.over_limit(update, admission)
+
+    def _admission(self) -> Admission | None:
         if self.spec_limits is None:
-            return set()
-        return self.log.over_limit(update, self.spec_limits.admission(self.containers.limits, self._reserves.report))
+            return None
+        return Admission(self.spec_limits, self.containers.limits, self._reserves.report)
 
     def take_over_limit(self) -> set[str]:
         """Applications whose AppSpec limits an update since the last call would have passed."""
@@ -301,3 +318,54 @@ class LimitExecutor:
         refused = pending.room.refusal
         memory = "" if refused is None else refused.sentence(self.containers.node)
         return "; ".join(filter(None, (memory, pending.cpu_refusal)))
+
+
+MAX_ROWS: Final = 2_000
+"""In one message: it stays below the bus's largest, however long the containers' keys are (`_MAX_KEY_CHARACTERS`)."""
+_MAX_KEY_CHARACTERS: Final = 100
+"""A name of 63, a dash, and 12 of the id."""
+_UNCHANGED: Final = bytes([RowStatus.UNCHANGED])
+_COLUMNS: Final = tuple(LimitsApplied.column_types)
+
+
+def applied_limits(
+    reply: LimitReply, apps: Sequence[str], time_ns: int, app_of: Callable[[str], str | None]
+) -> Iterator[LimitsApplied]:
+    """Messages for one reply; none where nothing was written and every row holds.
+
+    An update of one application, the usual one, shares the reply's columns: its rows are not read again.
+
+    Args:
+        reply: to a limit update.
+        apps: that the limit update names.
+        time_ns: now, since the epoch.
+        app_of: application of a container; rows of a container without one are left out, as no subject is theirs.
+    """
+    if not reply.status.strip(_UNCHANGED):
+        return
+    head = {name: getattr(reply, name) for name in ("node", "incarnation", "report_seq", "epoch", "seq")}
+    head["time_ns"] = time_ns
+    if len(apps) == 1 and _is_small(reply) and app_of(reply.containers.split(ROW_SEPARATOR, 1)[0]) == apps[0]:
+        columns = {name: getattr(reply, name) for name in _COLUMNS}
+        yield LimitsApplied(app=apps[0], containers=reply.containers, **columns, **head)
+        return
+    keys = reply.keys
+    for app, rows in _rows_by_app(keys, app_of):
+        columns = {name: reply.column(name)[rows] for name in _COLUMNS}
+        if columns["status"].tobytes().strip(_UNCHANGED):
+            yield LimitsApplied.build([keys[row] for row in rows], columns, app=app, **head)
+
+
+def _is_small(reply: LimitReply) -> bool:
+    return reply.row_count <= MAX_ROWS and len(reply.containers) <= MAX_ROWS * _MAX_KEY_CHARACTERS
+
+
+def _rows_by_app(keys: Sequence[str], app_of: Callable[[str], str | None]) -> Iterator[tuple[str, list[int]]]:
+    """Application and rows of each message."""
+    rows: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        if (app := app_of(key)) is not None:
+            rows.setdefault(app, []).append(row)
+    for app, mine in rows.items():
+        for start in range(0, len(mine), MAX_ROWS):
+            yield app, mine[start : start + MAX_ROWS]

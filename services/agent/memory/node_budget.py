@@ -15,13 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-import numpy as np
-
 from schemas.oom import OomCause, OomKind
 from services._host.cgroup_snapshot import MEMORY_COLUMN, UNLIMITED
 from services.agent.containers import ContainerSet
 from services.agent.memory.growth import MIB, PAGE_BYTES
-from services.agent.memory.policy import DECREASE_MARGIN_BYTES, IntArray
+from services.agent.memory.policy import DECREASE_MARGIN_BYTES
 from services.agent.memory.records import EventBuffer, MemoryEvent, mib
 from services.agent.memory.reserve import Reserves
 
@@ -64,18 +62,6 @@ def counted_bytes(limit_bytes: int, usage_bytes: int) -> int:
     So a container without a limit can always be given its first one, on a full node too, and the sum does not rise.
     """
     return limit_bytes if limit_bytes >= 0 else least_limit_bytes(usage_bytes)
-
-
-def committed_bytes(limit_bytes: IntArray, usage_bytes: IntArray, reserves_left_bytes: int) -> int:
-    """What limits and reserves add up to.
-
-    Args:
-        limit_bytes: of all managed containers, as the kernel holds them; negative: none. Shape (N,).
-        usage_bytes: latest readings, shape (N,).
-        reserves_left_bytes: what can still be granted out of reserves.
-    """
-    least = -(-(usage_bytes + DECREASE_MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
-    return reserves_left_bytes + int(np.where(limit_bytes >= 0, limit_bytes, least).sum())
 
 
 Signal = Literal["node_budget", "memory_available"]
@@ -125,7 +111,7 @@ def headroom(budget: MemoryBudget, committed: int, available_bytes: int | None) 
 
     Args:
         budget: of the node.
-        committed: what they add up to (`committed_bytes`).
+        committed: what they add up to (`NodeBudget.committed_bytes`).
         available_bytes: MemAvailable; None: not known.
     """
     if (refusal := grant_refusal(budget, available_bytes)) is not None:
@@ -209,10 +195,12 @@ class NodeBudget:
 
     def committed_bytes(self) -> int:
         """What limits and reserves add up to, of all managed containers."""
-        update_log = self._containers.limits
-        limits = np.array([each.limit_bytes for each in update_log.values()], dtype=np.int64)
-        usage = np.array([self._counted_usage(key) for key in update_log], dtype=np.int64)
-        return committed_bytes(limits, usage, self.reserves.left_bytes)
+        committed = self.reserves.left_bytes
+        # Summed up with every sample and limit update: containers that have a limit, mostly all, cost no call.
+        for key, limits in self._containers.limits.items():
+            limit_bytes = limits.limit_bytes
+            committed += limit_bytes if limit_bytes >= 0 else counted_bytes(limit_bytes, self._usage(key))
+        return committed
 
     def headroom(self) -> Headroom | None:
         """By how much limits and reserves may rise now; None: no bound."""

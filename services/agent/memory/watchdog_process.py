@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services._host.root_groups import move_to_root_groups
 from services._runtime.child_process import start_bare, wait_or_kill
 from services._runtime.telemetry.logging import get_logger
 from services.agent.ports import WatchdogReport
@@ -139,3 +138,20 @@ def _is_report(line: dict[str, Any]) -> bool:
     return line.keys() == _REPORT_FIELDS.keys() and all(
         type(line[name]) is kind for name, kind in _REPORT_FIELDS.items()
     )
+
+
+def move_to_root_groups(pid: int, mounts: Path = Path("/proc/self/mounts")) -> list[str]:
+    """Move a process to the top of every hierarchy that is mounted here; returns why it could not, one reason each.
+
+    A container runtime that shares the host's process ids ends a container by killing all in its control groups, and
+    so does systemd with a unit (KillMode=control-group): what should outlive the container must not be found in them.
+    """
+    refused = []
+    for line in mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        _, directory, filesystem = line.split(" ", 3)[:3]
+        if filesystem in {"cgroup", "cgroup2"}:
+            try:
+                Path(directory, "cgroup.procs").write_text(str(pid), encoding="ascii")
+            except OSError as error:
+                refused.append(f"{directory}: {error.strerror}")
+    return refused

@@ -29,8 +29,8 @@ from typing import Self
 
 import numpy as np
 
+from schemas.apps import LEAST_RAISE_US, PERIOD_US
 from services.allocator.columns import (
-    LEAST_RAISE_US,
     MARGIN_BYTES,
     NO_BOUND,
     PAGE_BYTES,
@@ -39,13 +39,14 @@ from services.allocator.columns import (
     BoolArray,
     IntArray,
     Ints,
-    Reserves,
     Rows,
+    any_per_app,
     per_app,
     scale_to_fit,
 )
 from services.allocator.state.app_parameters import AppTable
 from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.totals import Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +194,26 @@ def counted_bytes(rows: Rows) -> IntArray:
     return counted
 
 
-def node_headroom(reported: IntArray, rows: Rows, node_reserves: Reserves) -> IntArray:
-    """Headroom by node index less what updates in flight take; `NO_BOUND`: unbounded."""
-    count = len(reported)
+def node_headrooms(cluster: ClusterState) -> tuple[IntArray, IntArray]:
+    """Headroom by node index less what updates in flight take: bytes of memory, and CPU quotas in us per period.
+
+    `NO_BOUND`: unbounded. A row without a quota counts what it uses.
+    """
+    rows, node_reserves, count = cluster.rows, cluster.reserves, len(cluster.nodes)
+    reported = np.array([(node.headroom_bytes, node.cpu_headroom_us) for node in cluster.nodes], dtype=np.int64)
     raised = np.maximum(rows.limit_inflight_bytes - counted_bytes(rows), 0)
-    given = np.where(
-        node_reserves.in_use, np.maximum(node_reserves.inflight_bytes - node_reserves.granted_total_bytes, 0), 0
+    given = np.maximum(node_reserves.inflight_bytes - node_reserves.granted_total_bytes, 0) * node_reserves.in_use
+    counted_us = np.where(rows.quota_us < 0, rows.used_us, rows.quota_us)
+    raised_us = np.maximum(rows.quota_inflight_us - counted_us, 0)
+    under_way = np.array(
+        (
+            per_app(rows.node, raised, count) + per_app(node_reserves.node, given, count),
+            per_app(rows.node, raised_us, count),
+        )
     )
-    under_way = per_app(rows.node, raised, count) + per_app(node_reserves.node, given, count)
-    headroom: IntArray = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
-    return headroom
-
-
-def node_cpu_headroom(reported: IntArray, rows: Rows) -> IntArray:
-    """The same of CPU quotas, us per period. A row without a quota counts what it uses."""
-    counted = np.where(rows.quota_us < 0, rows.used_us, rows.quota_us)
-    under_way = per_app(rows.node, np.maximum(rows.quota_inflight_us - counted, 0), len(reported))
-    headroom: IntArray = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
-    return headroom
+    reported = reported.reshape(count, 2).T
+    memory_bytes, cpu_us = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
+    return memory_bytes, cpu_us
 
 
 def fit_to_nodes(rows: Rows, before: IntArray, ordered: IntArray, headroom: IntArray) -> IntArray:
@@ -220,7 +223,7 @@ def fit_to_nodes(rows: Rows, before: IntArray, ordered: IntArray, headroom: IntA
         rows: all rows.
         before: what was ordered before.
         ordered: what is to be ordered now.
-        headroom: by node index, from `node_headroom`.
+        headroom: by node index, from `node_headrooms`.
     """
     holding = np.maximum(counted_bytes(rows), rows.limit_inflight_bytes)
     ask = np.where(ordered > before, np.maximum(ordered - holding, 0), 0) // PAGE_BYTES
@@ -275,6 +278,7 @@ class StepContext:
     ) -> Self:
         """The context of a step, before it orders anything."""
         rows, holdings = cluster.rows, Holdings.of(cluster, table)
+        node_headroom, node_cpu_headroom = node_headrooms(cluster)
         last_seen_ns = np.array([state.last_seen_ns for state in cluster.nodes], dtype=np.int64)
         node_seen = time.now_ns - last_seen_ns <= time.stale_after_ns
         seen, obeyed = node_seen[rows.node], rows.fenced | table.observe_only[rows.app]
@@ -291,8 +295,8 @@ class StepContext:
             eligible=acknowledged & leases.warmed_up(cluster.apps, time.now_ns),
             holdings=holdings,
             fair=_fair_shares(table, holdings),
-            node_headroom=_headroom(cluster),
-            node_cpu_headroom=_cpu_headroom(cluster),
+            node_headroom=node_headroom,
+            node_cpu_headroom=node_cpu_headroom,
             pending=pending,
         )
 
@@ -305,12 +309,13 @@ class StepContext:
     def updated(self) -> StepContext:
         """The same after updates were ordered: what is committed, and what that leaves on nodes, has changed."""
         holdings = Holdings.of(self.cluster, self.table)
+        node_headroom, node_cpu_headroom = node_headrooms(self.cluster)
         return replace(
             self,
             holdings=holdings,
             fair=_fair_shares(self.table, holdings),
-            node_headroom=_headroom(self.cluster),
-            node_cpu_headroom=_cpu_headroom(self.cluster),
+            node_headroom=node_headroom,
+            node_cpu_headroom=node_cpu_headroom,
         )
 
     @property
@@ -328,6 +333,14 @@ class StepContext:
     def free_bytes(self) -> IntArray:
         """A: memory limit - committed; negative: over the limit."""
         return self.table.memory_limit_bytes - self.holdings.pools.limit_committed_bytes
+
+    @property
+    def withheld_bytes(self) -> IntArray:
+        """A: memory withheld for reserves, as far as the application has it: no limit grows into it."""
+        limits = self.holdings.pools.limit_committed_bytes - self.holdings.pools.reserved_bytes
+        left = np.maximum(self.table.memory_limit_bytes - limits - self.pending.limit_bytes, 0)
+        withheld: IntArray = np.minimum(left, self.table.withheld_bytes)
+        return withheld
 
     @property
     def guaranteed_bytes(self) -> IntArray:
@@ -400,16 +413,6 @@ def _fair_shares(table: AppTable, holdings: Holdings) -> FairShares:
     return FairShares.of(table.memory_limit_bytes, table.withheld_bytes, containers)
 
 
-def _headroom(cluster: ClusterState) -> IntArray:
-    reported = np.array([state.headroom_bytes for state in cluster.nodes], dtype=np.int64)
-    return node_headroom(reported, cluster.rows, cluster.reserves)
-
-
-def _cpu_headroom(cluster: ClusterState) -> IntArray:
-    reported = np.array([state.cpu_headroom_us for state in cluster.nodes], dtype=np.int64)
-    return node_cpu_headroom(reported, cluster.rows)
-
-
 def assign_quotas(context: StepContext, targets: IntArray) -> Reservation:
     """Quotas to order: the targets as far as eligible applications, and the nodes, have free capacity; shape (N,)."""
     rows = context.cluster.rows
@@ -427,7 +430,7 @@ def assign_quotas(context: StepContext, targets: IntArray) -> Reservation:
 def assign_limits(context: StepContext, targets: IntArray) -> Reservation:
     """Limits to order: the targets as far as eligible applications, and the nodes, have free memory; shape (N,)."""
     rows = context.cluster.rows
-    to_reserve = np.maximum(_withheld(context) - context.holdings.pools.reserved_bytes, 0)
+    to_reserve = np.maximum(context.withheld_bytes - context.holdings.pools.reserved_bytes, 0)
     free = np.where(context.eligible, context.free_bytes - context.pending.limit_bytes - to_reserve, 0)
     before = rows.limit_ordered_bytes
     reserved = reserve(rows.app, before, targets, free, context.holdings.limit_bytes)
@@ -437,17 +440,44 @@ def assign_limits(context: StepContext, targets: IntArray) -> Reservation:
     return replace(reserved, ordered=within)
 
 
-def _withheld(context: StepContext) -> IntArray:
-    """Memory withheld for reserves, as far as the application has it: no limit grows into it."""
-    pools, table = context.holdings.pools, context.table
-    limits = pools.limit_committed_bytes - pools.reserved_bytes
-    left = np.maximum(table.memory_limit_bytes - limits - context.pending.limit_bytes, 0)
-    withheld: IntArray = np.minimum(left, table.withheld_bytes)
-    return withheld
-
-
 def _whole_pages(ordered: IntArray, granted: IntArray) -> IntArray:
     """Whole pages, as the kernel rounds, and no raise below RECLAIM_BYTES."""
     pages = granted // PAGE_BYTES * PAGE_BYTES
     raised = np.where(pages - ordered < RECLAIM_BYTES, ordered, pages)
     return np.where(granted > ordered, raised, granted)
+
+
+_GIB = 1 << 30
+
+
+def held_beside_baseline(context: StepContext, admitted: BoolArray) -> Holding:
+    """What applications hold at the beginning of a step, and what they would hold without Turnbuckle.
+
+    Args:
+        context: of the beginning; what was reported is still the same.
+        admitted: rows that were admitted then, shape (N,).
+    """
+    cluster, table, pools = context.cluster, context.table, context.holdings.pools
+    configured = cluster.configured_limits()
+    unknown = np.isnan(configured)
+    limits = pools.limit_committed_bytes - pools.reserved_bytes
+    amounts = np.array(
+        [
+            np.where(unknown[0], table.cpu_limit_us, configured[0]) / PERIOD_US,
+            pools.quota_committed_us / PERIOD_US,
+            np.where(unknown[1], table.memory_limit_bytes, configured[1]) / _GIB,
+            (limits + np.maximum(pools.reserved_bytes, context.withheld_bytes)) / _GIB,
+        ]
+    )
+    kind = 4 * ~table.observe_only + 2 * ~unknown[0] + ~unknown[1]
+    return Holding(_measured(context, admitted), kind, amounts, cluster.usage.counts(len(cluster.apps)))
+
+
+def _measured(context: StepContext, admitted: BoolArray) -> BoolArray:
+    """A: applications of which every container's limits are known now."""
+    rows, count = context.cluster.rows, len(context.cluster.apps)
+    limited = (rows.quota_us >= 0) & (rows.limit_bytes >= 0) & ~rows.observe_only
+    missing = ~(admitted | limited) | rows.unreported | ~context.node_seen[rows.node]
+    present = np.bincount(rows.app, minlength=count) > 0
+    measured: BoolArray = context.table.known & context.eligible & present & ~any_per_app(rows.app, missing, count)
+    return measured

@@ -7,6 +7,7 @@ A node that stops reporting keeps its share (its containers run on with their la
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,19 @@ import numpy as np
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.columns import NO_BOUND, BoolArray, IntArray, Report, ReserveReport, Reserves, Rows, ack, at
-from services.allocator.state.app_usage import AppUsage, PreviousSample
+from services.allocator.columns import (
+    NO_BOUND,
+    BoolArray,
+    Floats,
+    IntArray,
+    Report,
+    ReserveReport,
+    Reserves,
+    Rows,
+    ack,
+    at,
+)
+from services.allocator.state.totals import AppUsage, PreviousSample
 
 STALE_NS: Final = 2_000_000_000
 GRACE_NS: Final = 3_000_000_000
@@ -95,6 +107,8 @@ class _Group:
     """Whether some rows are unreported since the agent restarted."""
     out_of_order_since_ns: int | None = None
     """When a run of out-of-order batches began that no accepted one has interrupted."""
+    configured: tuple[int, int] = (0, 0)
+    """Sums of the CPU and memory limits that its containers came with; -1: one came without, or not known."""
 
 
 @dataclass(slots=True)
@@ -135,6 +149,8 @@ class ClusterState:
     _node_index: dict[str, int] = field(default_factory=dict)
     _groups: dict[tuple[int, int], _Group] = field(default_factory=dict)
     _row_of: dict[tuple[int, str], int] = field(default_factory=dict)
+    _configured: Floats | None = None
+    """`configured_limits`, until a group's have changed."""
 
     def app_index(self, app: str) -> int:
         """Index of an application; new ones are added."""
@@ -160,6 +176,18 @@ class ClusterState:
         """Rows of a node's containers; None: unknown."""
         row_of = self._row_of
         return [row_of.get((node, key)) for key in keys]
+
+    def configured_limits(self) -> Floats:
+        """Sums of the limits that containers came with, by application, shape (2, A); NaN: one came without.
+
+        CPU quotas in us per period, then memory limits in bytes.
+        """
+        if self._configured is None or self._configured.shape[1] != len(self.apps):
+            sums = np.zeros((2, len(self.apps)))
+            for (app, _), group in self._groups.items():
+                sums[:, app] += [math.nan if value < 0 else value for value in group.configured]
+            self._configured = sums
+        return self._configured
 
     def ingest(self, batches: Sequence[CfsBatch], now_ns: int, wall_ns: int) -> list[CfsBatch]:
         """Apply the batches received since the last step, in any order; of each group only the newest counts.
@@ -225,6 +253,7 @@ class ClusterState:
     def _forget_groups(self, groups: Iterable[tuple[int, int]]) -> None:
         for group in groups:
             self.reserves.remove(self._groups.pop(group).reserve)
+        self._configured = None
         self.group_count = sum(len(group.index) > 0 for group in self._groups.values())
 
     # -- batches -----------------------------------------------------------------------------------------------
@@ -250,6 +279,9 @@ class ClusterState:
             self._restarted(node, batch.incarnation)
             state = self.nodes[node]
         group.report_seq, group.out_of_order_since_ns = batch.report_seq, None
+        configured = (batch.configured_cpu_us, batch.configured_memory_bytes) if batch.containers else (0, 0)
+        if group.configured != configured:
+            group.configured, self._configured = configured, None
         state.last_seen_ns = now_ns
         state.record_headroom(batch)
         state.idle_percent = batch.node_idle_percent
@@ -389,7 +421,9 @@ class ClusterState:
         rows, mine = self.rows, at(index)
         rows.unreported[mine] = False
         rows.previous_memory_usage_bytes[mine] = rows.memory_usage_bytes[mine]
-        before = PreviousSample(rows.sampled_ns[mine], rows.oom_kills[mine])
+        observed = rows.observe_only[mine] & rows.admitted[mine]
+        decided_us = np.where(observed, rows.quota_ordered_us[mine], NO_BOUND)
+        before = PreviousSample(rows.sampled_ns[mine], rows.oom_kills[mine], decided_us)
         rows.sampled_ns[mine] = self.usage.add(rows.app[mine], reported, sampled_ns, before)
         for name in _COPIED:
             getattr(rows, name)[mine] = reported[name]

@@ -1,8 +1,7 @@
-"""`turnbuckle jobs list|show|import|export`: what is known of training jobs."""
+"""`turnbuckle jobs`: records of training jobs (`list|show|import|export`), and the scheduler's commands."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,19 +13,25 @@ from rich.table import Table
 
 from schemas.codec import to_plain
 from schemas.jobs import JobRecord, JobState
-from schemas.streams import JOB_STREAM
-from schemas.subjects import JOB_RECORDS, SubjectTemplate
-from services._runtime.bus.api import Delivery
-from services._runtime.bus.nats_history import read_stored
-from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.connection import ContextOption, ServerOption
 from services._runtime.command.errors import CommandError
+from services._runtime.command.job_records import read_records
+from services._runtime.command.lazy import LazyGroup
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services._runtime.command.tool_command import add_tool
 from services.cli.advise.view import configuration_name, dollars, seconds
 from services.collector.commands import EXPORT, IMPORT
+from services.scheduler.commands import COMMANDS
 
+_RECORDS: Final = "Records of ended jobs"
+_NO_RECORDS: Final = (
+    "no record of an ended job is known: turnbuckle run collector keeps the scheduler's, turnbuckle jobs import takes "
+    "others in; turnbuckle jobs queue lists what runs and waits"
+)
 EXAMPLES: Final = """
 Examples:
+
+  turnbuckle jobs submit --workers 2 -- python train.py      (then: turnbuckle jobs queue)
 
   turnbuckle jobs list --task image-cnn
 
@@ -39,15 +44,23 @@ Examples:
   turnbuckle jobs export all.parquet
 """
 
+
+class JobsGroup(LazyGroup):
+    """The scheduler's commands are imported when they are used."""
+
+    table = COMMANDS
+
+
 app = typer.Typer(
-    help="Records of training jobs: what ran where, what it took, what it cost.",
+    cls=JobsGroup,
+    help="Run training jobs on your nodes; and records of jobs: what ran where, what it took and cost.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 
-@app.command("list", epilog=EXAMPLES)
+@app.command("list", epilog=EXAMPLES, rich_help_panel=_RECORDS)
 def list_command(  # noqa: PLR0913 - a command's options are its parameters
     *,
     task: Annotated[str, typer.Option("--task", help="Only jobs of this task.")] = "",
@@ -58,7 +71,7 @@ def list_command(  # noqa: PLR0913 - a command's options are its parameters
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """List the jobs that the bus knows."""
+    """List the records of ended jobs; `turnbuckle jobs queue` lists what runs and waits."""
     found = read_records(server, context)
     chosen = [
         record
@@ -69,12 +82,12 @@ def list_command(  # noqa: PLR0913 - a command's options are its parameters
         print_json([to_plain(record) for record in chosen])
         return
     if not chosen:
-        print_note(f"no such job ({len(found)} are known)" if found else "no job is known: turnbuckle jobs import")
+        print_note(f"no such job ({len(found)} are known)" if found else _NO_RECORDS)
         return
     stdout_console().print(_each(chosen) if every else _by_task(chosen))
 
 
-@app.command("show", epilog=EXAMPLES)
+@app.command("show", epilog=EXAMPLES, rich_help_panel=_RECORDS)
 def show_command(
     job: Annotated[str, typer.Argument(help="The job's name.")],
     *,
@@ -95,31 +108,8 @@ def show_command(
         stdout_console().print(f"[dim]{escape(name):{width}}[/]  {escape(value)}")
 
 
-add_tool(app, IMPORT, "import")
-add_tool(app, EXPORT, "export")
-
-
-def read_records(server: str | None, context: str | None, job: str | None = None) -> list[JobRecord]:
-    """The records on the bus, each job once; of one job, or of all.
-
-    Raises:
-        UnavailableError: no server answers.
-    """
-    return asyncio.run(_read(server, context, job))
-
-
-async def _read(server: str | None, context: str | None, job: str | None) -> list[JobRecord]:
-    found: dict[str, JobRecord] = {}
-
-    def take(delivery: Delivery) -> None:
-        if isinstance(delivery.message, JobRecord):
-            found.setdefault(delivery.message.job, delivery.message)
-
-    async with connected(find_server(server, context)) as bus:
-        template: SubjectTemplate = JOB_RECORDS
-        pattern = template.pattern(bus.root, job=job) if job else template.pattern(bus.root)
-        await read_stored(bus, JOB_STREAM, pattern, 0.0, take)
-    return sorted(found.values(), key=lambda one: (one.dataset, one.task.task, one.job))
+add_tool(app, IMPORT, "import", _RECORDS)
+add_tool(app, EXPORT, "export", _RECORDS)
 
 
 def _by_task(records: Sequence[JobRecord]) -> Table:

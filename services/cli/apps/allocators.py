@@ -14,7 +14,7 @@ from schemas.subjects import REPLICA_EXPLAIN, REPLICA_STATE
 from services._runtime.bus.api import Bus, BusError, RequestRefusedError
 from services._runtime.command.connection import QUERY_TIMEOUT_S, await_reply
 
-_OWNER_TIMEOUT_S = 1.0
+_OWNER_TIMEOUT_S = 5.0
 
 
 async def allocator_state(bus: Bus, app: str | None = None) -> StateReply:

@@ -1,4 +1,4 @@
-"""What is announced and registered, read from the buckets; a note where an application is not."""
+"""What is announced, read from its bucket; a note where an application is not."""
 
 from __future__ import annotations
 
@@ -8,24 +8,13 @@ import difflib
 from typing import Final
 
 from schemas.apps import AppSpec
-from schemas.containers import NodeInfo
-from schemas.streams import APPS, NODES
+from schemas.streams import APPS
 from services._runtime.bus.api import Bus
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
 from services._runtime.command.errors import NoPermissionError, UnavailableError
 
 _CONNECT_TIMEOUT_S: Final = 1.0
-
-
-async def read_nodes(bus: Bus) -> list[NodeInfo]:
-    """The nodes that are registered now, by name.
-
-    Raises:
-        BusError: the bucket is not there, or cannot be read.
-    """
-    found = [entry.message for entry in (await bus.bucket(NODES).entries()).values()]
-    return sorted((node for node in found if isinstance(node, NodeInfo)), key=lambda node: node.node)
 
 
 async def read_apps(bus: Bus) -> dict[str, AppSpec]:

@@ -30,7 +30,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from schemas.apps import NAME_PATTERN, AppSpec, Name
 from services._runtime.command.errors import BadFileError
-from services._runtime.command.yaml_file import FieldPath, YamlSource, dotted, parse_yaml, read_yaml, validate
+from services._runtime.command.yaml_file import (
+    FieldPath,
+    YamlSource,
+    dotted,
+    parse_yaml,
+    read_yaml,
+    to_environment,
+    to_text,
+    validate,
+)
 
 LABEL_PREFIX: Final = "turnbuckle."
 MAX_REPLICAS: Final = 10_000
@@ -45,33 +54,16 @@ _KUBERNETES: Final = (
 )
 
 
-def _to_environment(value: Any) -> Any:
-    """Accept ``[A=1]`` as well as ``{A: 1}``, and numbers and booleans as text, as Docker Compose does."""
-    if isinstance(value, list):
-        if wrong := next((item for item in value if "=" not in str(item)), None):
-            raise ValueError(f"{wrong!r} should be NAME=VALUE")
-        value = dict(str(item).split("=", 1) for item in value)
-    if isinstance(value, dict):
-        return {name: _to_text(content) for name, content in value.items()}
-    return value
-
-
-def _to_text(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int | float) else value
-
-
 def _to_command(value: Any) -> Any:
     """Accept one line, split as a shell would split it, or a list of arguments."""
     if isinstance(value, str):
         return shlex.split(value)
-    return [_to_text(item) for item in value] if isinstance(value, list) else value
+    return [to_text(item) for item in value] if isinstance(value, list) else value
 
 
 def _to_texts(value: Any) -> Any:
     """``ports: [80]`` is as good as ``["80"]``."""
-    return [_to_text(item) for item in value] if isinstance(value, list) else value
+    return [to_text(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_port(port: str) -> str:
@@ -101,11 +93,11 @@ class ContainerTemplate(BaseModel):
     image: Annotated[str, Field(min_length=1, description="as for docker run; pulled when it is not there")]
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     command: Annotated[tuple[str, ...] | None, BeforeValidator(_to_command)] = None
-    environment: Annotated[dict[str, str], BeforeValidator(_to_environment)] = {}
+    environment: Annotated[dict[str, str], BeforeValidator(to_environment)] = {}
     volumes: tuple[Annotated[str, AfterValidator(_check_volume)], ...] = ()
     ports: Annotated[tuple[Annotated[str, AfterValidator(_check_port)], ...], BeforeValidator(_to_texts)] = ()
     network: Annotated[str | None, Field(min_length=1, description="created when it is not there")] = None
-    labels: Annotated[dict[str, str], BeforeValidator(_to_environment), AfterValidator(_refuse_own_labels)] = {}
+    labels: Annotated[dict[str, str], BeforeValidator(to_environment), AfterValidator(_refuse_own_labels)] = {}
     restart: Literal["no", "always", "on-failure", "unless-stopped"] = "unless-stopped"
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from services._runtime.bus.api import Bus
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
 from services._runtime.command.errors import UnavailableError
+from services._runtime.command.nodes import read_nodes
 from services._runtime.command.output import (
     format_bytes,
     format_cores,
@@ -23,7 +24,7 @@ from services._runtime.command.output import (
     print_note,
     print_warning,
 )
-from services.cli.apps.announced import read_apps, read_nodes
+from services.cli.apps.announced import read_apps
 from services.cli.apps.app_file import AppFile, load_app_file
 from services.cli.apps.capacity import capacity_warnings
 from services.cli.apps.deployer import Action, Plan, Step, plan_deployment

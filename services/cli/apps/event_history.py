@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from schemas.codec import to_plain
@@ -29,9 +28,8 @@ class HistoryEvent(NamedTuple):
     plain: dict[str, Any]
 
     def line(self) -> str:
-        """For people, with the date: it may be days ago."""
-        time = datetime.fromtimestamp(self.time_ns / 1e9).astimezone().strftime("%b %d %H:%M:%S.%f")[:-3]
-        return f"{time}  {self.container}  {self.sentence}"
+        """For people."""
+        return f"{self.container}  {self.sentence}"
 
 
 class EventHistory:
@@ -48,7 +46,7 @@ class EventHistory:
         self._newest: defaultdict[tuple[str, str], deque[HistoryEvent]] = defaultdict(lambda: deque(maxlen=last))
 
     def take(self, message: Message) -> None:
-        """Add one stored fact; ignores all but memory events, drift and CPU that a node refused."""
+        """Add one stored event; ignores all but memory events, drift and CPU that a node refused."""
         if isinstance(message, OomEvent) and message.container.startswith(self._container):
             self.total.add(message)
             self.tallies[message.container].add(message)

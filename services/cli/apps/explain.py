@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -22,9 +21,10 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
 from services._runtime.command.errors import CommandError
+from services._runtime.command.nodes import read_nodes
 from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
+from services._runtime.command.period import parse_period
 from services.cli.apps.allocators import allocator_explain
-from services.cli.apps.announced import read_nodes
 from services.cli.apps.capacity import node_warnings, plain_node
 from services.cli.apps.event_history import EventHistory
 
@@ -37,8 +37,6 @@ Examples:
 
   turnbuckle explain shop --since 7d --json | jq '.memory.events[] | select(.kind == "kill") | .sentence'
 """
-_PERIOD: Final = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd])")
-_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,15 @@ class Answer:
     unavailable_reason: str = ""
     nodes: tuple[NodeInfo, ...] = ()
     """That are registered."""
+
+
+class Line(NamedTuple):
+    """A line of what is shown, in the terminal and in the console."""
+
+    kind: Literal["heading", "decision", "note", "warning", "event", "severe"]
+    text: str
+    time_ns: int = 0
+    """0: it has none."""
 
 
 def explain_command(  # noqa: PLR0913 - a command's options are its parameters
@@ -72,7 +79,7 @@ def explain_command(  # noqa: PLR0913 - a command's options are its parameters
     """
     since_s = time.time() - parse_age(since)
     request = ExplainRequest(app=app, container=container, last=last)
-    answer = asyncio.run(_ask(request, since_s, find_server(server, context)))
+    answer = asyncio.run(_connect_and_ask(request, since_s, find_server(server, context)))
     if answer.unavailable_reason:
         print_note(answer.unavailable_reason)
     if as_json:
@@ -89,23 +96,34 @@ def parse_age(text: str) -> float:
     Raises:
         typer.BadParameter: it is none of these.
     """
-    if (match := _PERIOD.fullmatch(text)) is None:
-        raise typer.BadParameter(f"{text!r} is no age: write such as 90s, 30m, 24h or 7d")
-    return float(match["count"]) * _SECONDS[match["unit"]]
+    try:
+        return parse_period(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
-async def _ask(request: ExplainRequest, since_s: float, options: Any) -> Answer:
-    history = EventHistory(request.container, request.last)
+async def _connect_and_ask(request: ExplainRequest, since_s: float, options: Any) -> Answer:
     async with connected(options) as bus:
-        await _read_history(bus, request.app, since_s, history)
-        nodes = tuple(await read_nodes(bus))
-        try:
-            return Answer(await allocator_explain(bus, request), history, nodes=nodes)
-        except CommandError as error:
-            # Afterwards, the application may be gone, or nobody decides for it: what is stored answers all the same.
-            if not history.events:
-                raise
-            return Answer(None, history, str(error), nodes)
+        return await ask(bus, request, since_s)
+
+
+async def ask(bus: NatsBus, request: ExplainRequest, since_s: float) -> Answer:
+    """What the allocator and the streams know; events since a Unix time.
+
+    Raises:
+        BusError: not connected, not permitted, or the server stops answering.
+        CommandError: the application is not announced, or has no owner at present, and no event is stored.
+    """
+    history = EventHistory(request.container, request.last)
+    await _read_history(bus, request.app, since_s, history)
+    nodes = tuple(await read_nodes(bus))
+    try:
+        return Answer(await allocator_explain(bus, request), history, nodes=nodes)
+    except CommandError as error:
+        # Afterwards, the application may be gone, or no allocator may own it: what is stored answers all the same.
+        if not history.events:
+            raise
+        return Answer(None, history, str(error), nodes)
 
 
 async def _read_history(bus: NatsBus, app: str, since_s: float, history: EventHistory) -> None:
@@ -116,26 +134,40 @@ async def _read_history(bus: NatsBus, app: str, since_s: float, history: EventHi
         await read_stored(bus, stream, template.pattern(bus.root, app=app), since_s, take)
 
 
+def explained_lines(answer: Answer, since: str) -> list[Line]:
+    """What is known, line by line. Pure. ``since``: the age that memory events were asked for, as text."""
+    lines = [] if answer.reply is None else [Line("heading", answer.reply.summary)]
+    if answer.reply is not None:
+        lines += [Line("decision", _decision(one), one.time_ns) for one in answer.reply.decisions]
+        lines += [] if answer.reply.decisions else [Line("note", "No limit was changed yet.")]
+    lines += [Line("warning", warning) for node in answer.nodes for warning in node_warnings(node)]
+    lines.append(Line("heading", answer.history.summary(since)))
+    for event in answer.history.events:
+        lines.append(Line("severe" if event.severe else "event", event.line(), event.time_ns))
+    return lines
+
+
+_STYLES: Final = {"heading": "bold", "note": "dim", "warning": "yellow", "severe": "red"}
+
+
 def _print(answer: Answer, since: str) -> None:
     console = stdout_console()
-    if answer.reply is not None:
-        console.print(escape(answer.reply.summary), style="bold")
-        for decision in answer.reply.decisions:
-            console.print(_line(decision))
-        if not answer.reply.decisions:
-            console.print("No limit was changed yet.", style="dim")
-    for warning in (warning for node in answer.nodes for warning in node_warnings(node)):
-        console.print(escape(warning), style="yellow")
-    console.print(escape(answer.history.summary(since)), style="bold")
-    for event in answer.history.events:
-        console.print(escape(event.line()), style="red" if event.severe else "none")
+    for line in explained_lines(answer, since):
+        console.print(_time(line) + escape(line.text), style=_STYLES.get(line.kind, "none"))
 
 
-def _line(decision: Explanation) -> str:
+def _time(line: Line) -> str:
+    """Events have a date, too: they may be days old."""
+    if not line.time_ns:
+        return ""
+    time = datetime.fromtimestamp(line.time_ns / 1e9).astimezone()
+    if line.kind == "decision":
+        return f"[dim]{time.strftime('%H:%M:%S.%f')[:-3]}[/]  "
+    return f"{time.strftime('%b %d %H:%M:%S.%f')[:-3]}  "
+
+
+def _decision(decision: Explanation) -> str:
     show = format_cores if decision.resource == "cpu" else format_bytes
     unit = " cores" if decision.resource == "cpu" else ""
-    time_text = datetime.fromtimestamp(decision.time_ns / 1e9, tz=UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
     change = f"{show(decision.before)} → {show(decision.after)}{unit}"
-    return (
-        f"[dim]{time_text}[/]  {escape(decision.container)}  {decision.resource} {change}: {escape(decision.sentence)}"
-    )
+    return f"{decision.container}  {decision.resource} {change}: {decision.sentence}"

@@ -7,7 +7,7 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -107,22 +107,11 @@ def run_in_group(layout: CgroupLayout, command: ManagedCommand) -> Ended:
     try:
         process = spawn_in_group(group, command.arguments, before)
         status = _wait_forwarding(process)
-        kills = oom_kills(layout, group.directory) if status == _KILLED else 0
+        kills = group.oom_kills() if status == _KILLED else 0
     finally:
         group.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return Ended(status, kills)
-
-
-def oom_kills(layout: CgroupLayout, directory: str) -> int:
-    """How many tasks of a group the kernel has OOM-killed; 0 where it does not report it."""
-    name = "memory.events" if layout.version == 2 else "memory.oom_control"
-    with suppress(OSError, KeyError):
-        for line in Path(layout.directories(directory)["memory"], name).read_text(encoding="ascii").splitlines():
-            key, _, count = line.partition(" ")
-            if key == "oom_kill":
-                return int(count)
-    return 0
 
 
 def killed_sentence(app: str, kills: int) -> str:

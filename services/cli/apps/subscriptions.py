@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Protocol
 
+from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent
 from schemas.leases import Lease
@@ -19,7 +20,7 @@ from services._runtime.bus.api import Bus, Delivery, Entry
 from services.cli.apps.view_model import ViewModel
 
 DEDUPLICATION_WINDOW: Final = 4_096
-"""A fact whose acknowledgement was lost is sent again within seconds."""
+"""An event whose acknowledgement was lost is sent again within seconds."""
 
 
 class EventSink(Protocol):
@@ -68,6 +69,18 @@ async def subscribe_sinks(bus: Bus, sinks: Callable[[], Sequence[EventSink]], ap
     ids = {"app": app} if app else {}
     for template in (CFS, LIMIT_DECISIONS, OOM_EVENTS, CONTAINER_EVENTS):
         await bus.subscribe(template.pattern(bus.root, **ids), handle)
+
+
+def announcement_watcher(state: ViewModel) -> Callable[[str, Entry | None], None]:
+    """A watch callback for the `apps` bucket: applications whose limits are withdrawn, as of ended jobs, go."""
+
+    def changed(key: str, entry: Entry | None) -> None:
+        if entry is None:
+            state.forget(key)
+        elif isinstance(entry.message, AppSpec):
+            state.announce(entry.message)
+
+    return changed
 
 
 def lease_watcher(state: ViewModel) -> Callable[[str, Entry | None], None]:

@@ -8,18 +8,16 @@ from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
-from rich.live import Live
 
-from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.streams import APPS, LEASES, NODES
 from services._runtime.bus.api import Entry
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
 from services._runtime.command.errors import CommandError
-from services._runtime.command.output import print_json, stdout_console
+from services._runtime.command.output import full_screen, print_json, stdout_console
 from services.cli.apps.allocators import allocator_state
 from services.cli.apps.live_view import nothing_to_show, plain_lines, render
-from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
+from services.cli.apps.subscriptions import announcement_watcher, lease_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
 
 REFRESH_S: Final = 0.25
@@ -79,18 +77,12 @@ async def _watch(state: ViewModel, options: Any, app: str | None, *, once: bool)
             for item in reply.apps:
                 state.seed(item)
 
-        def changed(key: str, entry: Entry | None) -> None:
-            if entry is None:
-                state.forget(key)
-            elif isinstance(entry.message, AppSpec):
-                state.announce(entry.message)
-
         def registered(key: str, entry: Entry | None) -> None:
             node = entry.message if entry is not None else None
             state.register(key, node if isinstance(node, NodeInfo) else None)
 
         leases, nodes = bus.bucket(LEASES).watch(lease_watcher(state)), bus.bucket(NODES).watch(registered)
-        async with bus.bucket(APPS).watch(changed), leases, nodes:
+        async with bus.bucket(APPS).watch(announcement_watcher(state)), leases, nodes:
             if once:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), SNAPSHOT_WINDOW_S)
@@ -108,8 +100,9 @@ async def show_live(state: ViewModel, stop: asyncio.Event, *, only: str | None =
             for line in plain_lines(state, only=only):
                 typer.echo(line)
         return
-    with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+    with full_screen(console) as show:
         while not stop.is_set():
-            live.update(render(state, only=only, columns=console.width), refresh=True)
+            show(render(state, only=only, columns=console.width))
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), REFRESH_S)
+        show(render(state, only=only, columns=console.width))

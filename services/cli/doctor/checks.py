@@ -19,6 +19,8 @@ from services._runtime.command.finding import Finding, Level
 from services.agent.commands import check_kernel_programs, run_guard_checks
 from services.cli.doctor.bus import check_bus
 from services.fabric.commands import check_network_edge
+from services.memory.commands import check_swap
+from services.runner.commands import check_congestion_control
 
 OLDEST_PYTHON: Final = (3, 11)
 FILES_PER_CONTAINER: Final = 11
@@ -113,7 +115,7 @@ def check_files(limit: int | None = None) -> Finding:
 def run_sync_checks() -> list[Finding]:
     """Everything about this host but Docker and NATS."""
     checks = (check_python, check_nats_binary, check_cgroup, check_writable, check_burst)
-    others = (check_kernel_programs(), check_realtime(), check_files())
+    others = (check_kernel_programs(), check_congestion_control(), check_realtime(), check_files(), check_swap())
     return [*(check() for check in checks), *others, *run_guard_checks()]
 
 

@@ -63,6 +63,9 @@ def exchanges(root: str) -> tuple[Exchange, ...]:
 def _hosts_and_services(root: str) -> Iterator[Exchange]:
     published, subscribed = _subjects_of(NODE_ROLES, root)
     lossy = {channel.template.pattern(root).text for channel in CHANNELS if channel.delivery is Delivery.CORE}
+    requests = {channel.template.pattern(root).text for channel in CHANNELS if channel.delivery is Delivery.REQUEST}
+    among_hosts = requests & published & subscribed
+    published, subscribed = published - among_hosts, subscribed - among_hosts
     for subject in sorted(subscribed - published):
         yield Exchange("stream", subject, Account.SERVICES, Account.HOSTS)
     for subject in sorted({*(published & lossy), f"{INBOX}.>"}):
@@ -79,7 +82,7 @@ def _observed(root: str) -> Iterator[Exchange]:
         answering = Account.HOSTS if subject in subscribed_by_hosts else Account.SERVICES
         yield Exchange("service", subject, answering, Account.OBSERVERS)
     # From whose users say it: what the services' account has by a service import goes no further on the same server; to
-    # other servers of a cluster it does, so that a fact would be heard twice there.
+    # other servers of a cluster it does, so that an event would be received twice there.
     for account in (Account.SERVICES, Account.HOSTS):
         published, _ = _subjects_of((role for role in Role if account_of(role) is account), root)
         for subject in sorted(published):

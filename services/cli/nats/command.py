@@ -39,12 +39,12 @@ Examples:
 
   turnbuckle nats config --out nats --node gpu-01 --cluster nats-1,nats-2,nats-3 --listen 0.0.0.0:4222
 
-  TURNBUCKLE_NATS_NKEY_SEED_FILE=nats/secrets/operator.nk turnbuckle nats declare
+  TURNBUCKLE_NATS_NKEY_SEED_FILE=nats/secrets/administrator.nk turnbuckle nats declare
 
 Keys and certificates are kept as they are when the command runs again. To replace a key, delete its file; to take a
 node away, leave it out: then `nats-server --signal reload`.
 """
-_ROLES: Final = tuple(role for role in Role if role not in NODE_ROLES)
+_ROLES: Final = tuple(role for role in Role if role not in (*NODE_ROLES, Role.SLURM))
 
 app = typer.Typer(
     help="Configuration of a NATS server with one user per service, and what services store there.",
@@ -59,6 +59,7 @@ def config_command(  # noqa: PLR0913 - a command's options are its parameters
     *,
     out: Annotated[Path, typer.Option("--out", help="Directory to write to.")],
     node: Annotated[list[str] | None, typer.Option("--node", help="A host with an agent; once for each.")] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="A user for `turnbuckle run slurm`, too.")] = False,
     listen: Annotated[str, typer.Option("--listen", help="ADDRESS:PORT for clients.")] = "127.0.0.1:4222",
     host: Annotated[
         list[str] | None,
@@ -91,8 +92,9 @@ def config_command(  # noqa: PLR0913 - a command's options are its parameters
 ) -> None:
     """Write nats.conf, users.conf with permissions, secrets/USER.nk for each user, and certificates.
 
-    Users: allocator, collector, advisor, operator, observer; agent, reconciler and fast_path of each --node. A service
-    finds its seed by TURNBUCKLE_NATS_NKEY_SEED_FILE.
+    Users: administrator, operator and observer, for people; allocator, collector, advisor, aggregator, kubeoperator,
+    planner, scheduler, trainer; agent, reconciler, fast_path, runner and memory of each --node; slurm, with --slurm. A
+    service finds its seed by TURNBUCKLE_NATS_NKEY_SEED_FILE.
 
     Certificates: yours, if ca.pem, server.pem and server.key stand in OUT/tls; else those of a test CA made there.
     """
@@ -109,7 +111,7 @@ def config_command(  # noqa: PLR0913 - a command's options are its parameters
     hosts = _hosts(cluster) if cluster else ()
     names = _certificate_hosts(host or [], hosts, listen)
     keys = Keys(out / "secrets", _owner(owner))
-    users = _users(node or [], keys, root)
+    users = _users(node or [], (Role.SLURM,) if slurm else (), keys, root)
     plan = ServerPlan(
         directory=mounted_at or str(out.resolve()),
         store=store or ("/data" if mounted_at else str(out.resolve() / "jetstream")),
@@ -147,10 +149,10 @@ def _certificate_hosts(given: list[str], cluster: tuple[str, ...], listen: str) 
     return tuple(dict.fromkeys((*wanted, *local)))
 
 
-def _users(nodes: list[str], keys: Keys, root: str) -> list[User]:
+def _users(nodes: list[str], more: tuple[Role, ...], keys: Keys, root: str) -> list[User]:
     try:
         check_root(root)
-        identities = [Identity(role) for role in _ROLES]
+        identities = [Identity(role) for role in (*_ROLES, *more)]
         identities += [Identity(role, name) for name in dict.fromkeys(nodes) for role in NODE_ROLES]
         for name in nodes:
             token(name)
@@ -206,9 +208,9 @@ def declare_command(
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Make every stream, bucket and store exist as this version wants them. For operators."""
+    """Make every stream, bucket and store exist as this version wants them. For administrators."""
     options = find_server(server, context)
-    everything = uses(Role.OPERATOR)
+    everything = uses(Role.ADMINISTRATOR)
     wanted = dataclasses.replace(
         options,
         streams=everything.streams,
@@ -231,4 +233,5 @@ def declare_command(
 async def _declare(options: BusOptions) -> None:
     async with connected(options) as bus:  # connecting declares
         if bus.undeclared:
-            raise NoPermissionError(f"{', '.join(bus.undeclared)}: {missing_key_text(options)}")
+            needed = missing_key_text(options, "the administrator's")
+            raise NoPermissionError(f"{', '.join(bus.undeclared)}: {needed}")

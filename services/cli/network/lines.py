@@ -1,4 +1,4 @@
-"""Facts of the network edge as one line for people: `turnbuckle tap --text`, `turnbuckle rules --diff`."""
+"""Events of the network edge as one line for people: `turnbuckle tap --text`, `turnbuckle rules --diff`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTED = 3
 
 
 def network_line(message: Message) -> str | None:
-    """The line of a fact of `evt.route` or `evt.tc`; None: it is another message."""
+    """The line of an event of `evt.route` or `evt.tc`; None: it is another message."""
     if isinstance(message, RouteEvent):
         return route_line(message)
     if isinstance(message, TcEvent):

@@ -6,9 +6,11 @@ service and takes over. Operators have systemd, Compose or Kubernetes for restar
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
@@ -24,6 +26,7 @@ from services._runtime.service.settings import CommonSettings
 
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
+RUNNER: Final = "runner"
 POLL_S: Final = 0.05
 _OTHER_SERVERS: Final = ("NATS_", "TURNBUCKLE_NATS_")
 _USER_ERROR_CODES: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
@@ -42,6 +45,8 @@ class ChildService(Child):
     health_port: int
     readiness: str = "it does not answer"
     """Its last answer on it."""
+    is_replica: bool = True
+    """Whether another process of its service takes over from it."""
 
     def is_ready(self) -> bool:
         """Whether it says so. Blocks for 2 s at most."""
@@ -90,20 +95,23 @@ class Supervisor:
     """How long each service may take until it is ready."""
     children: list[ChildService] = field(default_factory=list)
 
-    async def start(self, service: str, environment: Mapping[str, str]) -> ChildService:
+    async def start(self, service: str, environment: Mapping[str, str], name: str = "") -> ChildService:
         """Start a service and wait until it says that it is ready.
 
-        Again: another process of it, with a log of its own (``<service>-2.log``).
+        Again: another process of it, with a log of its own (``<service>-2.log``). One with a name of its own is no
+        replica: where it ends, no other takes over.
 
         Raises:
             ServiceDiedError: it ended, or is not ready within `ready_timeout_s`; holds the end of its log.
         """
         number = 1 + sum(child.service == service for child in self.children)
-        name = service if number == 1 else f"{service}-{number}"
+        is_replica, name = not name, name or (service if number == 1 else f"{service}-{number}")
         log_file = self.run_directory / f"{name}.log"
         health_port = free_port()
         own = {**environment, CommonSettings.variable("health_port"): str(health_port)}
-        child = ChildService(self._spawn(service, log_file, own), log_file, service, name, health_port)
+        child = ChildService(
+            self._spawn(service, log_file, own), log_file, service, name, health_port, is_replica=is_replica
+        )
         self.children.append(child)
         if await child.until_ready(child.is_ready, self.ready_timeout_s, POLL_S):
             return child
@@ -116,26 +124,32 @@ class Supervisor:
         """One sentence per process that has ended since the last call and whose service has another process.
 
         Raises:
-            ServiceDiedError: the only process of a service has ended.
+            ServiceDiedError: the only process of a service has ended, or one that is no replica.
         """
         ended = [child for child in self.children if not child.running]
         for child in ended:
             self.children.remove(child)
-            if not any(other.service == child.service for other in self.children):
+            if not child.is_replica or not any(other.service == child.service for other in self.children):
                 raise self._died(child)
         return [
             f"{child.name} has ended ({child.exit_text}), the others take over; see {child.log_file}" for child in ended
         ]
 
+    async def stop(self, service: str) -> None:
+        """Stop a service's processes together; one that does not end within `STOP_TIMEOUT_S` is killed."""
+        ending = [child for child in self.children if child.service == service]
+        self.children = [child for child in self.children if child.service != service]
+        await asyncio.gather(*(child.end(STOP_TIMEOUT_S) for child in ending))
+
     async def stop_all(self) -> None:
-        """Stop the services, the last started first; one that does not end within `STOP_TIMEOUT_S` is killed."""
+        """Stop the services, the last started first."""
         while self.children:
-            await self.children.pop().end(STOP_TIMEOUT_S)
+            await self.stop(self.children[-1].service)
 
     def kill_all(self) -> None:
-        """End them at once."""
+        """End them at once; runners only begin to end, as their jobs' workers would outlive them."""
         for child in self.children:
-            child.process.kill()
+            child.process.send_signal(signal.SIGTERM if child.service == RUNNER else signal.SIGKILL)
 
     def _spawn(self, name: str, log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         # These services use the server started here only, also where the user's shell names another one.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
+import tarfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +25,6 @@ from services.cli.apps.deployer import APP_LABEL, NAME_LABEL
 from services.cli.apps.docker_engine import FAILURES, first_line, open_engine
 from services.cli.up.demo import DemoPlan
 from services.cli.up.demo_processes import RESTART_AFTER_S, WORKER_MODULE, worker_arguments
-from services.cli.up.host_image import ensure_host_image, host_mounts
 
 OWNER_LABEL: Final = "turnbuckle.demo-pid"
 """Process id of the `turnbuckle up` that made the container: those of a dead one are removed by the next."""
@@ -127,3 +128,45 @@ def _remove_stale(client: docker.DockerClient) -> None:
         if not Path("/proc", container.labels[OWNER_LABEL]).exists():
             with suppress(NotFound, APIError):
                 container.remove(force=True, v=True)
+
+
+IMAGE: Final = "turnbuckle-host:latest"
+_SYSTEM_DIRECTORIES: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache")
+
+
+def ensure_host_image(client: docker.APIClient, image: str = IMAGE) -> str:
+    """Make the empty image unless the engine has it, and return its name.
+
+    Raises:
+        docker.errors.APIError: the engine refuses the import.
+    """
+    if not client.images(name=image):
+        repository, _, tag = image.rpartition(":")
+        client.import_image_from_data(_empty_root(), repository=repository, tag=tag)
+    return image
+
+
+def host_mounts(*extra: str) -> list[str]:
+    """Bind mounts (``source:target:ro``) of the host's programs, this Python, and ``extra`` directories.
+
+    Each keeps its own path. Directories below another one that is mounted anyway are left out. The environment of this
+    Python (its prefix) and the installation that it came from (its base prefix) may be different places.
+    """
+    wanted = [*_SYSTEM_DIRECTORIES, sys.base_prefix, sys.prefix, *extra]
+    existing = sorted({str(Path(path).absolute()) for path in wanted if Path(path).exists()})
+    kept: list[str] = []
+    for path in existing:
+        if not any(path.startswith(f"{parent}/") for parent in kept):
+            kept.append(path)
+    return [f"{path}:{path}:ro" for path in kept]
+
+
+def _empty_root() -> bytes:
+    """A tar file with the directories that a process expects; mount points appear by themselves."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, mode in (("tmp", 0o1777), ("etc", 0o755), ("root", 0o700)):
+            directory = tarfile.TarInfo(name)
+            directory.type, directory.mode = tarfile.DIRTYPE, mode
+            tar.addfile(directory)
+    return buffer.getvalue()

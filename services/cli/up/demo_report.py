@@ -84,6 +84,7 @@ def _figures(app: AppRecording, facts: RunFacts) -> dict[str, Any]:
         "container_periods": app.container_periods,
         "decisions": app.decisions,
         "oom_kills": max(app.oom_kills, facts.kills_seen.get(app.app, 0)),
+        "peak_memory_bytes": app.peak_memory_bytes,
         "memory_events": app.memory.plain(),
         "drifts": app.drifts,
         "throttled_share": round(app.throttled_share, 4),

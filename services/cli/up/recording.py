@@ -98,6 +98,8 @@ class AppRecording:
     quota_changes: int = 0
     """Changes of the quota in the kernel, as the batches show them."""
     oom_kills: int = 0
+    peak_memory_bytes: int = 0
+    """The most that any of its containers was seen to use."""
     memory: MemoryCounters = field(default_factory=MemoryCounters)
     drifts: int = 0
     first_ns: int = 0
@@ -140,6 +142,7 @@ class AppRecording:
         kills = row["oom_kills"] - self._kills.get(key, 0)
         self.oom_kills += kills if kills >= 0 else row["oom_kills"]
         self._kills[key] = row["oom_kills"]
+        self.peak_memory_bytes = max(self.peak_memory_bytes, row["memory_usage_bytes"])
         if row["memory_limit_bytes"] >= 0:
             self.memory_slack_bytes.append(row["memory_limit_bytes"] - row["memory_usage_bytes"])
         if row["periods"] or row["flags"] & (SampleFlag.IDLE | SampleFlag.WALL_CLOCK):

@@ -1,4 +1,4 @@
-"""What `turnbuckle up` does: NATS, allocators and agent, each its own process; the demo; and everything's end."""
+"""What `turnbuckle up` does: NATS, allocators, agent, a cluster, each its own process; the demo; everything's end."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ from services._runtime.command.connection import connected
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_note
 from services.agent.commands import host_environment, managed_root, read_write_counts
-from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
+from services.cli.apps.subscriptions import announcement_watcher, lease_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
 from services.cli.toolkit.supervisor import READY_TIMEOUT_S, ChildService, Supervisor
+from services.cli.up.cluster import (
+    Cluster,
+    ClusterProcesses,
+    forget_states,
+    open_racks,
+    until_complete,
+    user_warning,
+)
 from services.cli.up.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_demo
 from services.cli.up.demo_processes import ProcessWorkload
 from services.cli.up.demo_report import RunFacts, WriteCounts, build_report
@@ -53,6 +61,8 @@ class UpOptions:
     allocators: int = 1
     ready_timeout_s: float = READY_TIMEOUT_S
     """How long NATS and each service may take to start."""
+    cluster: Cluster | None = None
+    """Emulated nodes for training jobs; None: there is no scheduler."""
 
 
 @dataclass(slots=True)
@@ -92,6 +102,8 @@ class UpRun:
             apps = self.live.snapshot()["apps"]
             seconds = max((app.seconds for app in self.recording.apps.values()), default=0.0)
             base = {"nats_url": self.nats_url, "seconds": round(seconds, 1), "simulated": self.simulated, "apps": apps}
+            if self.options.cluster is not None:
+                base |= {"nodes": self.options.cluster.names}
             return base | {"machine": self._machine(), "notes": self.notes}
         managed, static = self.plan.specs
         facts = RunFacts(
@@ -122,7 +134,7 @@ LiveView = Callable[[ViewModel, asyncio.Event], Any]
 
 
 async def run_up(run: UpRun, view: LiveView | None) -> None:
-    """Start everything, run until stopped, and stop everything in order: demo, agent, allocators, NATS.
+    """Start everything, run until stopped, and stop all in order: demo, scheduler, runners, agent, allocators, NATS.
 
     Raises:
         UnavailableError: NATS could not be started.
@@ -141,6 +153,7 @@ async def run_up(run: UpRun, view: LiveView | None) -> None:
         # Messages during shutdown are not counted.
         await subscribe_sinks(bus, lambda: () if run.stop.is_set() else (run.live, run.recording))
         await stack.enter_async_context(bus.bucket(LEASES).watch(lease_watcher(run.live)))
+        await stack.enter_async_context(bus.bucket(APPS).watch(announcement_watcher(run.live)))
         if options.demo:
             run.plan = plan_demo(options.policy)
             for spec in run.plan.specs:
@@ -149,6 +162,8 @@ async def run_up(run: UpRun, view: LiveView | None) -> None:
         for _ in range(options.allocators):
             await supervisor.start("allocator", {})
         agent = await supervisor.start("agent", _agent_environment(run))
+        if options.cluster is not None:
+            await _start_cluster(run, options.cluster, supervisor, bus, stack)
         run.report_note(f"turnbuckle is up: NATS at {nats.url}, logs in {run.directory}")
         if run.plan is not None:
             run.workload = await _start_workload(run, run.plan, layout, stack)
@@ -156,6 +171,20 @@ async def run_up(run: UpRun, view: LiveView | None) -> None:
             run.begin_recording()
         await _run_until_stopped(run, supervisor, agent, view)
         await _note_node(bus, run)
+
+
+async def _start_cluster(run: UpRun, cluster: Cluster, supervisor: Supervisor, bus: Bus, stack: AsyncExitStack) -> None:
+    if warning := user_warning():
+        run.report_note(warning)
+    states = run.directory / "runners"
+    if run.options.store is None:
+        forget_states(states)
+    network = stack.enter_context(open_racks(cluster.racks))
+    processes = ClusterProcesses(supervisor, cluster, states, groups=not run.simulated, network=network)
+    await processes.start()
+    stack.push_async_callback(processes.end)
+    await until_complete(bus, cluster, run.options.ready_timeout_s)
+    run.report_note(cluster.summary())
 
 
 @asynccontextmanager

@@ -5,15 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 
+from pydantic import RootModel, ValidationError
+
 from schemas.jobs import CostKind, JobRecord
+from services._runtime.atomic_file import write_atomically
 from services.collector.cloud.cloud_jobs import CloudJob, CloudState, JobCost, derived_cost, job_record
-from services.collector.cloud.cost_settlement import BilledCost, CostStability, Settlement, observe, settlement_of
-from services.collector.cloud.cost_tracker import CostTracker
+from services.collector.cloud.cost_settlement import (
+    BilledCost,
+    CostStability,
+    Observation,
+    Settlement,
+    observe,
+    settlement_of,
+)
 from services.collector.cloud.ports import Billing, CloudError, TrainingCloud
 from services.collector.settings import CollectorSettings
 from services.collector.write_ahead_log import Journal, UnsendableRecordError
+
+FILE_NAME: Final = "costs.json"
+
+
+class _File(RootModel[dict[str, Observation]]):
+    """The file's content."""
+
+
+class CostTracker:
+    """Observations by job. If the file is lost, polls are counted anew."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        try:
+            self.seen = _File.model_validate_json(self._path.read_bytes()).root
+        except (OSError, ValidationError):
+            self.seen = {}
+
+    def store(self) -> None:
+        """Write the file atomically.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_atomically(self._path, _File(self.seen).model_dump_json(by_alias=True), to_disk=True)
+
 
 _USAGE_MARGIN: Final = timedelta(days=1)
 """Usage is billed by the hour, which begins before the job."""

@@ -10,13 +10,9 @@ from typing import Any, Final
 import google.auth.exceptions
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 from google.api_core import exceptions as google_errors
-from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
-from google.cloud.aiplatform_v1.services.job_service.transports.base import JobServiceTransport
-from google.cloud.aiplatform_v1.services.job_service.transports.grpc import JobServiceGrpcTransport
-from google.cloud.aiplatform_v1.types import CustomJob, CustomJobSpec, WorkerPoolSpec
-from google.cloud.aiplatform_v1.types import JobState as VertexState
 from pydantic import ValidationError
 
+from services._runtime.skipped_import import bare_packages
 from services.collector.cloud.cloud_jobs import CloudJob, CloudState
 from services.collector.cloud.grid import JobPlan, JobRequest
 from services.collector.cloud.ports import (
@@ -25,6 +21,14 @@ from services.collector.cloud.ports import (
     CloudRefusedError,
     CloudUncertainError,
 )
+
+# Clients of 40 other services and their messages come with these packages: more than a second of processor time.
+with bare_packages("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types"):
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+    from google.cloud.aiplatform_v1.services.job_service.transports.base import JobServiceTransport
+    from google.cloud.aiplatform_v1.services.job_service.transports.grpc import JobServiceGrpcTransport
+    from google.cloud.aiplatform_v1.types.custom_job import CustomJob, CustomJobSpec, WorkerPoolSpec
+    from google.cloud.aiplatform_v1.types.job_state import JobState as VertexState
 
 PLAN_VARIABLE: Final = "TURNBUCKLE_JOB"
 """Environment variable of the job's containers that carries the `JobPlan`: labels are too short for features."""

@@ -19,8 +19,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
+from services._runtime.command.errors import UnavailableError
 from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
+from services._runtime.exit_code import ExitCode
 from services.collector.cloud.cloud_jobs import CloudJob
 from services.collector.cloud.grid import GridFile, JobRequest, job_requests
 from services.collector.cloud.ingestion import Ingestion, PollResult, summary
@@ -28,17 +30,7 @@ from services.collector.cloud.ports import Billing, CloudError, CloudForbiddenEr
 from services.collector.cloud.providers import open_providers
 from services.collector.cloud.submission import Intents, Pace, Submission, Tally
 from services.collector.settings import CollectorSettings
-from services.collector.tool import (
-    EXIT_DATA,
-    EXIT_OK,
-    OUT_HELP,
-    BadDataError,
-    UnavailableError,
-    default_directory,
-    number_within,
-    publish_to_bus,
-    run_tool,
-)
+from services.collector.tool import OUT_HELP, BadDataError, default_directory, number_within, publish_to_bus, run_tool
 from services.collector.validation_errors import error_lines
 from services.collector.write_ahead_log import Journal
 
@@ -120,7 +112,7 @@ def submit(options: argparse.Namespace) -> int:
         for request in requests:
             emit("row", **_planned(request))
         emit("result", total=len(requests), dry_run=True)
-        return EXIT_OK
+        return ExitCode.OK
     settings = _settings(project=options.project or grid.project, region=options.region or grid.region)
     cloud, _ = open_providers(settings.model_copy(update={"billing_table": None}))
     pace = Pace(options.parallel or grid.parallel, options.poll, options.visible_after, options.give_up)
@@ -131,7 +123,7 @@ def submit(options: argparse.Namespace) -> int:
         finally:
             intents.close()
     emit("result", **asdict(tally))
-    return EXIT_DATA if tally.refused else EXIT_OK
+    return ExitCode.BAD_DATA if tally.refused else ExitCode.OK
 
 
 def _planned(request: JobRequest) -> dict[str, Any]:
@@ -181,7 +173,7 @@ def ingest(options: argparse.Namespace) -> int:
             time.sleep(settings.poll_s)
         counts = {"waiting": result.waiting, "running": result.running, "unsettled": result.unsettled}
         emit("result", **counts, records=len(journal), unpublished=journal.waiting, dry_run=options.dry_run)
-    return EXIT_DATA if result.problems else EXIT_OK
+    return ExitCode.BAD_DATA if result.problems else ExitCode.OK
 
 
 def _estimate(billing: Billing, settings: CollectorSettings) -> None:

@@ -11,32 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from schemas.jobs import JobRecord, JobState, TaskFeatures
-from schemas.runs import RunProfile
+from schemas.jobs import CostKind, JobRecord, JobState, Price, TaskFeatures
+from schemas.runs import RunEnd, RunProfile
 from services._runtime.atomic_file import write_atomically
+from services._runtime.command.errors import UnavailableError
+from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.grid import Grid, Row, grid_digest
-from services.collector.emulator.records import job_name, job_record, local_profile, local_run_name
+from services.collector.emulator.instance_types import price, snapshot
 from services.collector.emulator.run_request import RunOutcome, RunRequest
-from services.collector.tool import BadDataError, UnavailableError
+from services.collector.tool import BadDataError
 from services.collector.write_ahead_log import Journal
 
 CAMPAIGN_FILE: Final = "campaign.json"
 _FIRST_GUESS_S: Final = 8.0
 """Wall time of one run, before there is any."""
-
-
-class Trainer(Protocol):
-    """Makes runs."""
-
-    def features(self, task: str) -> TaskFeatures:
-        """Of one task."""
-        ...
-
-    def run(self, request: RunRequest) -> RunOutcome:
-        """Make a run."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,7 @@ class Campaign:
     rows: Sequence[Row]
     name: str
     journal: Journal
-    trainer: Trainer
+    trainer: ForkServer
     on_record: OnRecord
     stop_after_s: float = math.inf
     """Seconds from the start of `go_on` after which no run is started."""
@@ -163,3 +153,69 @@ class Campaign:
 def machine_cores() -> int:
     """CPUs available to this process."""
     return len(os.sched_getaffinity(0))
+
+
+_SECONDS_PER_HOUR = 3600
+_ENDS = {
+    JobState.SUCCEEDED: RunEnd.FINISHED,
+    JobState.TIMED_OUT: RunEnd.TIMED_OUT,
+    JobState.CANCELLED: RunEnd.INTERRUPTED,
+}
+
+
+def job_name(campaign: str, row: Row) -> str:
+    """Unique: the campaign is one directory's, the key one run's."""
+    return f"{campaign}-{row.key}"
+
+
+def local_run_name(campaign: str, task: str) -> str:
+    """Of a task's local run."""
+    return f"{campaign}-local-{task}"
+
+
+def derived_cost_usd(paid: Price, workers: int, duration_s: float) -> float:
+    """Price times machines times duration; a censored duration gives a lower bound."""
+    return paid.usd_per_hour * workers * duration_s / _SECONDS_PER_HOUR
+
+
+def job_record(grid: Grid, campaign: str, row: Row, features: TaskFeatures, outcome: RunOutcome) -> JobRecord:
+    """What is known of a run."""
+    paid = price(row.instance, snapshot(grid.instance_types))
+    cost_usd = None if outcome.duration_s is None else derived_cost_usd(paid, row.workers, outcome.duration_s)
+    return JobRecord(
+        job=job_name(campaign, row),
+        dataset=grid.dataset,
+        task=features,
+        configuration=row.instance.configuration(row.workers, row.batch_size),
+        state=outcome.state,
+        duration_s=outcome.duration_s,
+        cost_usd=cost_usd,
+        cost_kind=CostKind.DERIVED,
+        price=paid,
+        started_ns=outcome.started_ns,
+        repeat=row.repeat,
+        contended=row.contended,
+        load_average=outcome.load_average,
+        local_run=local_run_name(campaign, row.task) if grid.local_run else "",
+        reason=outcome.reason,
+    )
+
+
+def local_profile(grid: Grid, campaign: str, features: TaskFeatures, outcome: RunOutcome) -> RunProfile:
+    """A task's local run. `grid.local_run` is set."""
+    local = grid.local_run
+    assert local is not None
+    return RunProfile(
+        run=local_run_name(campaign, features.task),
+        task=features,
+        configuration=local.machine.configuration(local.workers, local.batch_size),
+        command=("turnbuckle", "emulate", features.task),
+        started_ns=outcome.started_ns,
+        interval_s=local.interval_s,
+        duration_s=outcome.duration_s or 0.0,
+        end=_ENDS.get(outcome.state, RunEnd.FAILED),
+        exit_codes=outcome.exit_codes,
+        workers=outcome.series,
+        load_average=outcome.load_average,
+        reason=outcome.reason,
+    )

@@ -18,6 +18,7 @@ from typing import Final
 
 from schemas.jobs import JobRecord, JobState
 from schemas.runs import RunProfile
+from services._runtime.command.errors import UnavailableError
 from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
 from services._runtime.install_hint import package_missing
@@ -28,14 +29,7 @@ from services.collector.emulator.grid import SHIPPED, BadGridError, Grid, Row, e
 from services.collector.emulator.run_request import RunOutcome
 from services.collector.profiler.cutting import with_cuts
 from services.collector.settings import CollectorSettings
-from services.collector.tool import (
-    BadDataError,
-    UnavailableError,
-    default_directory,
-    number_within,
-    publish_to_bus,
-    run_tool,
-)
+from services.collector.tool import BadDataError, default_directory, number_within, publish_to_bus, run_tool
 from services.collector.write_ahead_log import Journal, read_journal
 
 PARQUET: Final = "records.parquet"

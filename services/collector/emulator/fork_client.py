@@ -9,10 +9,10 @@ from typing import Any, Final, Self
 
 from schemas.jobs import TaskFeatures
 from services._runtime.child_process import AnsweringChild
+from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.tool_events import say
 from services._runtime.service.interpreter import isolated_command
 from services.collector.emulator.run_request import RunOutcome, RunRequest
-from services.collector.tool import ToolError, UnavailableError
 
 _MODULE: Final = "services.collector.emulator.fork_server"
 _END_S: Final = 20.0
@@ -20,7 +20,7 @@ _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_
 """Libraries that start threads when they are imported would lose them at the fork."""
 
 
-class ForkServerError(ToolError):
+class ForkServerError(CommandError):
     """The fork server has exited."""
 
     exit_code = 70

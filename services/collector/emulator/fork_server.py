@@ -8,9 +8,9 @@ and exits. Its sandboxes are removed however it ends.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import sys
 from dataclasses import replace
 from typing import Any, Final
@@ -21,14 +21,36 @@ from torch.utils.data import TensorDataset
 
 from schemas.jobs import TaskFeatures
 from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
+from services._runtime.exit_code import ExitCode
 from services.collector.emulator.measuring import AbandonedError, Bench, measure
 from services.collector.emulator.run_request import RunRequest
-from services.collector.emulator.task_features import describe
 from services.collector.emulator.tasks import TASKS, base_task
 from services.collector.emulator.tasks.task import TrainingTask
 from services.collector.emulator.worker import Training
+from services.collector.profiler import torch_features
 
-EXIT_UNAVAILABLE: Final = 69
+
+def describe(task: TrainingTask, data: TensorDataset) -> TaskFeatures:
+    """What an advisor may know before a run."""
+    model = task.build_model()
+    optimizer = task.build_optimizer(model.parameters())
+    found = torch_features.measure(model, tuple(column[: torch_features.BATCH] for column in data.tensors[:-1]))
+    return TaskFeatures(
+        task=task.name,
+        parameter_count=found.parameter_count,
+        frozen_parameter_count=found.frozen_parameter_count,
+        layers=found.layers,
+        input_elements=found.input_elements,
+        output_elements=found.output_elements,
+        optimizer=type(optimizer).__name__,
+        learning_rate=optimizer.defaults["lr"],
+        epochs=task.epochs,
+        samples_per_epoch=len(data),
+        forward_flops=found.forward_flops,
+        attributes={"kind": task.kind},
+    )
+
+
 DATA_SEED: Final = 0
 """The same data in the same order for every run: a run's seed is for the parameters and dropout."""
 
@@ -44,7 +66,7 @@ class Library:
         """Return a task, imported once."""
         if name not in self._tasks:
             base, factor = base_task(name)
-            task: TrainingTask = importlib.import_module(TASKS[base]).TASK
+            task: TrainingTask = pkgutil.resolve_name(TASKS[base])
             self._tasks[name] = replace(task, name=name, epochs=task.epochs * factor)
         return self._tasks[name]
 
@@ -100,7 +122,7 @@ def main() -> int:
         return 0
     except SandboxUnavailableError as error:
         _answer(json.dumps({"unavailable": str(error)}))
-        return EXIT_UNAVAILABLE
+        return ExitCode.UNAVAILABLE
     return 0
 
 

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from schemas.jobs import TaskFeatures
+from services._runtime.command.errors import UnavailableError, UsageError
 from services._runtime.command.tool_events import emit
 from services._runtime.command.tool_parser import ToolParser
+from services._runtime.exit_code import ExitCode
 from services._runtime.install_hint import package_missing
-from services.collector.profiler.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
-from services.collector.tool import EXIT_OK, BadDataError, UnavailableError, UsageError, run_tool
+from services._runtime.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
+from services.collector.tool import BadDataError, run_tool
 
 if TYPE_CHECKING:
     from services.collector.profiler.torch_features import ModuleFeatures
@@ -33,7 +35,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("model", metavar="module:function", help="returns the module, or (module, example_input); or file.py:function")
-    add("--input-shape", type=_shape, help="of one sample, such as 3,32,32; not needed with an example_input")
+    add("--input-shape", type=sample_shape, help="of one sample, such as 3,32,32; not needed with an example_input")
     add("--input-dtype", default="float32", help="torch's name of the elements' type, such as int64 (default: float32)")
     add("--input-high", type=int, default=2, help="whole numbers below this are drawn, such as a vocabulary's size")
     add("--task", help="name of the task; default: module and function")
@@ -81,7 +83,7 @@ def _measure(given: argparse.Namespace) -> ModuleFeatures:
         raise UnavailableError(package_missing(error.name or "torch", "collector")) from error
     try:
         with output_on_stderr(), own_modules_hidden():
-            module, example = _build(given.model)
+            module, example = module_and_example(given.model)
             if example is None:
                 if given.input_shape is None:
                     raise UsageError("which input? give --input-shape, or let the function return (module, example)")
@@ -92,8 +94,12 @@ def _measure(given: argparse.Namespace) -> ModuleFeatures:
         raise BadDataError(str(error)) from error
 
 
-def _build(name: str) -> tuple[Any, Any]:
-    """The module, and the example input or None."""
+def module_and_example(name: str) -> tuple[Any, Any]:
+    """The user's module, and its example input or None.
+
+    Raises:
+        UserCodeError: it cannot be had, or is no module.
+    """
     from torch import nn  # noqa: PLC0415 - seconds to import; the caller has seen that it is there
 
     found = load(name)
@@ -104,7 +110,8 @@ def _build(name: str) -> tuple[Any, Any]:
     return module, example
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def sample_shape(text: str) -> tuple[int, ...]:
+    """An argparse type: sizes of one sample."""
     try:
         sizes = tuple(int(part) for part in text.replace("x", ",").split(",") if part)
     except ValueError:
@@ -129,7 +136,7 @@ def work() -> int:
     given = parse(sys.argv[1:])
     found = features_of(given)
     emit("result", features=found.model_dump(mode="json"), batch_size=given.batch_size)
-    return EXIT_OK
+    return ExitCode.OK
 
 
 def main() -> None:

@@ -17,10 +17,11 @@ from pydantic import ValidationError
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.sizes import parse_size
 from services._host.sandbox.network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
+from services._runtime.command.errors import UsageError
 from services._runtime.command.tool_parser import ToolParser
 from services.collector.profiler.worker_environment import MASTER_PORT
 from services.collector.profiler.workers import SandboxLimits
-from services.collector.tool import BadDataError, UsageError, default_directory, number_within
+from services.collector.tool import BadDataError, default_directory, number_within
 
 MAX_MINUTES: Final = 60.0
 MAX_WORKERS: Final = 64

@@ -1,4 +1,4 @@
-"""One local run: started, sampled at equal intervals, stopped; published as events and on the bus."""
+"""One local run: started, sampled at equal intervals, its output read, stopped; published as events and on the bus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from schemas.runs import RunEnd, RunProfile, RunSample
@@ -15,13 +18,37 @@ from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus.api import Bus
 from services._runtime.command.tool_events import emit
 from services.collector.profiler.options import LocalRunPlan
-from services.collector.profiler.progress import Pace, ProgressReader
+from services.collector.profiler.progress import Pace, ProgressReader, lines_of
 from services.collector.profiler.rate import with_estimates
 from services.collector.profiler.secrets import mask_command
 from services.collector.profiler.series import Recording, Usage, series_of
 from services.collector.profiler.worker_environment import MASTER
-from services.collector.profiler.worker_output import OutputFile
 from services.collector.profiler.workers import LocalWorkers, Worker
+
+MOST_BYTES: Final = 1 << 18
+"""Of one reading of one file: what a command writes beyond it is read at the next one."""
+
+
+@dataclass(slots=True)
+class OutputFile:
+    """One file that grows."""
+
+    path: Path
+    _read: int = 0
+    _rest: bytes = b""
+
+    def new_lines(self) -> Sequence[str]:
+        """Return the whole lines since the last call; none where there is no such file (yet)."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read(MOST_BYTES)
+        except OSError:
+            return ()
+        self._read += len(new)
+        lines, self._rest = lines_of(self._rest + new)
+        return lines
+
 
 _STOPPERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

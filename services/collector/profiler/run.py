@@ -29,25 +29,18 @@ from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.atomic_file import write_atomically
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus
+from services._runtime.command.errors import UnavailableError, UsageError
 from services._runtime.command.tool_events import emit, emit_error, say
+from services._runtime.exit_code import ExitCode
 from services.collector.profiler.options import LocalRunPlan, parse
-from services.collector.profiler.rate import Rate, rate_of, whole_run_of
-from services.collector.profiler.rate_text import rate_sentence
+from services.collector.profiler.rate import Rate, rate_of, rate_sentence, whole_run_of
 from services.collector.profiler.recording import LocalRun
 from services.collector.profiler.series import MIN_SAMPLES
 from services.collector.profiler.throughput import throughput
 from services.collector.profiler.workers import Launch, LocalWorkers, Worker
 from services.collector.publishing import Publisher
 from services.collector.settings import CollectorSettings
-from services.collector.tool import (
-    EXIT_DATA,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    BadDataError,
-    UnavailableError,
-    UsageError,
-    run_tool,
-)
+from services.collector.tool import BadDataError, run_tool
 from services.collector.write_ahead_log import Journal
 
 CONNECT_S: Final = 3.0
@@ -138,7 +131,7 @@ async def _finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus 
     say(rate_sentence(profile, rate))
     if run.dead_worker is not None:
         return _emit_death(run.dead_worker, profile.reason)
-    return EXIT_INTERRUPTED if run.end is RunEnd.INTERRUPTED else EXIT_OK
+    return ExitCode.INTERRUPTED if run.end is RunEnd.INTERRUPTED else ExitCode.OK
 
 
 def _refuse(run: LocalRun, profile: RunProfile, samples: int) -> int:
@@ -148,7 +141,7 @@ def _refuse(run: LocalRun, profile: RunProfile, samples: int) -> int:
         return _emit_death(run.dead_worker, f"{profile.reason} after {profile.duration_s:.1f} s: {few}")
     if run.end is RunEnd.INTERRUPTED:
         say(f"interrupted after {profile.duration_s:.1f} s: {few}")
-        return emit_error(f"interrupted: {few}", EXIT_INTERRUPTED)
+        return emit_error(f"interrupted: {few}", ExitCode.INTERRUPTED)
     raise BadDataError(
         f"the run ended after {profile.duration_s:.1f} s: {few}. Let it train longer, or sample more often (--interval)"
     )
@@ -189,7 +182,7 @@ def _emit_death(worker: Worker, message: str) -> int:
     for line in lines or ["(nothing)"]:
         say(f"  {line}")
     details = {"worker": worker.name, "worker_exit_code": worker.exit_code, "stderr_tail": lines}
-    return emit_error(message, EXIT_DATA, **details)
+    return emit_error(message, ExitCode.BAD_DATA, **details)
 
 
 def main() -> None:

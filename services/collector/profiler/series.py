@@ -68,20 +68,24 @@ class Recording:
     worker: str
     interval_s: float
     rows: list[Usage] = field(default_factory=list)
+    _first_s: float = 0.0
     _last: Counters | None = None
 
     def add(self, counters: Counters) -> Usage | None:
-        """Take a sample; returns the usage since the last one (None: it is the first).
+        """Take a sample; returns the usage since the last one that made a row (None: it makes none).
 
         Where sampling was held up over several intervals, each of them gets the mean over that time, so that row k
-        still belongs to the time from k to k + 1 intervals after the start.
+        still belongs to the time from k to k + 1 intervals after the start. The first sample makes no row, nor does one
+        that comes so soon after a late one that its interval has a row already: what it measured counts with the next.
         """
-        before, self._last = self._last, counters
-        if before is None:
+        if self._last is None:
+            self._first_s, self._last = counters.elapsed_s, counters
             return None
-        usage = usage_between(before, counters)
-        passed = round((counters.elapsed_s - before.elapsed_s) / self.interval_s)
-        self.rows.extend([usage] * max(1, passed))
+        passed = round((counters.elapsed_s - self._first_s) / self.interval_s) - len(self.rows)
+        if passed <= 0:
+            return None
+        usage, self._last = usage_between(self._last, counters), counters
+        self.rows.extend([usage] * passed)
         return usage
 
     def series(self, samples: int) -> WorkerSeries:

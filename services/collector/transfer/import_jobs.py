@@ -10,32 +10,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from schemas.jobs import JobRecord
+import duckdb
+
+from schemas.jobs import Configuration, JobRecord, Price, TaskFeatures
+from schemas.message import Message
 from schemas.runs import RunProfile
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
+from services._runtime.atomic_file import replacing
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
+from services._runtime.command.errors import UsageError
 from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
-from services._runtime.record_files import JobFileError, is_job_file, read_job_file
+from services._runtime.exit_code import ExitCode
+from services._runtime.record_files import JobFileError, is_job_file, read_job_file, write_job_file
 from services.collector.settings import CollectorSettings
-from services.collector.tool import (
-    EXIT_DATA,
-    EXIT_OK,
-    OUT_HELP,
-    BadDataError,
-    UsageError,
-    default_directory,
-    publish_to_bus,
-    run_tool,
-)
-from services.collector.transfer.exporting import export_records
+from services.collector.tool import OUT_HELP, BadDataError, default_directory, publish_to_bus, run_tool
 from services.collector.transfer.importing import Imported, MappingError, import_table, read_mapping
 from services.collector.transfer.tables import TableError
 from services.collector.write_ahead_log import Journal, Record, UnsendableRecordError, read_journal, record_id
@@ -44,6 +42,7 @@ _BATCH: Final = 500
 _CONNECT_S: Final = 5.0
 _SAID: Final = 20
 """Refused rows that are told in words; all of them are events."""
+_PARTS: Final[dict[str, type[Message]]] = {"task": TaskFeatures, "configuration": Configuration, "price": Price}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,13 +91,13 @@ def _import(options: argparse.Namespace) -> int:
     }
     if options.dry_run:
         emit("result", **counts, new=0, unpublished=0, dry_run=True)
-        return EXIT_DATA if found.rejected else EXIT_OK
+        return ExitCode.BAD_DATA if found.rejected else ExitCode.OK
     with Journal(options.out) as journal:
         new = _keep(journal, records)
         if journal.waiting and not options.no_bus:
             asyncio.run(publish_to_bus(journal, CollectorSettings.load()))
         emit("result", **counts, new=new, unpublished=journal.waiting, journal=str(options.out))
-    return EXIT_DATA if found.rejected else EXIT_OK
+    return ExitCode.BAD_DATA if found.rejected else ExitCode.OK
 
 
 def _read(options: argparse.Namespace) -> tuple[list[Record], Imported]:
@@ -142,7 +141,7 @@ def _export(options: argparse.Namespace) -> int:
         )
     rows = export_records(options.file, records, profiles)
     emit("result", file=str(options.file), rows=rows, jobs=len(records), runs=len(profiles))
-    return EXIT_OK
+    return ExitCode.OK
 
 
 async def _read_bus() -> list[Record]:
@@ -161,6 +160,46 @@ async def _read_bus() -> list[Record]:
     finally:
         await bus.close(_CONNECT_S)
     return list(found.values())
+
+
+def export_records(path: Path, records: list[JobRecord], profiles: list[RunProfile]) -> int:
+    """Write a file, by its name's ending ``.parquet`` (everything) or ``.csv`` (jobs only); returns the rows.
+
+    Raises:
+        JobFileError: it cannot be written, or has another ending.
+    """
+    if path.suffix.lower() == ".parquet":
+        return write_job_file(path, records, profiles)
+    if path.suffix.lower() != ".csv":
+        raise JobFileError(f"{path}: the name has to end in .parquet or .csv")
+    try:
+        with replacing(path) as draft, tempfile.TemporaryDirectory() as directory, duckdb.connect() as connection:
+            whole = Path(directory) / "all.parquet"
+            write_job_file(whole, records)
+            columns = ", ".join(f'{expression} AS "{name}"' for name, expression in _columns())
+            connection.read_parquet(str(whole)).create_view("records")
+            connection.sql(f"SELECT {columns} FROM records").write_csv(str(draft))  # noqa: S608 - names are ours
+    except (OSError, duckdb.Error) as error:
+        raise JobFileError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from error
+    return len(records)
+
+
+def _columns() -> Iterator[tuple[str, str]]:
+    """Name and expression of each column: the fields by their paths, as a mapping file names them."""
+    for name in JobRecord.model_fields:
+        if name not in _PARTS:
+            yield name, f'job."{name}"'
+            continue
+        for field in _PARTS[name].model_fields:
+            path, value = f"{name}.{field}", f'job."{name}"."{field}"'
+            if field == "layers":
+                yield path, f"array_to_string({value}, ';')"
+            elif field == "attributes":
+                texts = "CASE WHEN it.value.text IS NULL THEN to_json(it.value.number) ELSE to_json(it.value.text) END"
+                pairs = f"list_transform(map_entries({value}), lambda it: struct_pack(key := it.key, value := {texts}))"
+                yield path, f"to_json(map_from_entries({pairs}))"
+            else:
+                yield path, value
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,11 +96,25 @@ def remove(state: LabState, progress: Progress) -> list[str]:
         CommandError: something of the lab cannot be removed: the state file stays, for another try.
     """
     topology = DualTor.of(state.settings)
-    left: list[str] = []
     processes.end(state.processes)
     frr_daemons.stop(topology.routers)
     progress("processes ended")
-    for netns, inode in state.namespaces.items():
+    left = remove_namespaces(state.namespaces)
+    for netns in topology.routers:
+        frr_daemons.remove_directories(netns)
+    state_file.forget(state.settings.prefix)
+    progress("namespaces removed")
+    return left
+
+
+def remove_namespaces(namespaces: Mapping[str, int | None]) -> list[str]:
+    """Remove namespaces, by name and inode (None: whatever has the name); returns what had to be left, in sentences.
+
+    Raises:
+        CommandError: one cannot be removed.
+    """
+    left: list[str] = []
+    for netns, inode in namespaces.items():
         found = state_file.inode_of(netns)
         if found is None:
             continue
@@ -109,10 +123,6 @@ def remove(state: LabState, progress: Progress) -> list[str]:
             continue
         left += [f"process {pid} ({name}) still lives in what was {netns}" for pid, name in _processes_in(netns)]
         network.remove_namespace(netns)
-    for netns in topology.routers:
-        frr_daemons.remove_directories(netns)
-    state_file.forget(state.settings.prefix)
-    progress("namespaces removed")
     return left
 
 

@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from itertools import repeat
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from pydantic import ValidationError
 
+from schemas.rates import parse_rate
 from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services.fabric.model import Bfd
 from services.fabric.testbed.faults import Direction, Fault, FaultKind, alternating
-from services.fabric.testbed.topology import LabSettings
+from services.fabric.testbed.topology import DEFAULT_PREFIX, LabSettings
 
 if TYPE_CHECKING:
     from services.fabric.testbed.schedule import Occurrence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 lab_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Hosts with two switches each on this machine, fault injection, an outage meter. Needs root and FRR.",
+    help="Networks on this machine to try things on: two switches per host (needs FRR), a shared uplink. Needs root.",
     epilog="""
 Examples:
 
@@ -36,17 +37,29 @@ Examples:
   turnbuckle lab fault dual-tor link-down --host 1 --switch 2 --for 10
 
   turnbuckle lab down dual-tor
+
+  turnbuckle lab up dumbbell --pairs 2 --rate 100Mbit
 """,
 )
+up_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
 class TopologyName(StrEnum):
-    """What can be built."""
+    """What most commands are about."""
 
     DUAL_TOR = "dual-tor"
 
 
+class LabName(StrEnum):
+    """What can be built."""
+
+    DUAL_TOR = "dual-tor"
+    DUMBBELL = "dumbbell"
+
+
 TopologyArgument = Annotated[TopologyName, typer.Argument(metavar="dual-tor", help="The topology.")]
+DUMBBELL_PREFIX: Final = "db"
+DumbbellPrefixOption = Annotated[str, typer.Option("--prefix", help="Of namespaces' names; several may stand at once.")]
 PrefixOption = Annotated[str, typer.Option("--prefix", help="Of namespaces' names; several labs may stand at once.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -59,12 +72,21 @@ Examples:
 
   ip netns exec tb-a1 ping 172.16.0.2
 """
+DUMBBELL_EXAMPLES = """
+Examples:
+
+  turnbuckle lab up dumbbell
+
+  turnbuckle lab up dumbbell --pairs 3 --rate 1Gbit
+"""
 DOWN_EXAMPLES = """
 Examples:
 
   turnbuckle lab down dual-tor
 
   turnbuckle lab down dual-tor --prefix mine
+
+  turnbuckle lab down dumbbell
 """
 STATUS_EXAMPLES = """
 Examples:
@@ -96,7 +118,6 @@ Examples:
 
 
 def up_command(  # noqa: PLR0913 - a command's options are its parameters
-    topology: TopologyArgument,  # noqa: ARG001 - there is one
     *,
     prefix: PrefixOption = "tb",
     hosts: Annotated[int, typer.Option("--hosts", min=2, max=4, help="How many.")] = 2,
@@ -124,19 +145,62 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
         stdout_console().print(f"try: ip netns exec {lab.topology.hosts[0].application_netns} ping -c 3 172.16.0.2")
 
 
-def down_command(topology: TopologyArgument, *, prefix: PrefixOption = "tb", as_json: JsonOption = False) -> None:  # noqa: ARG001 - there is one topology
-    """Remove the lab, also one that is left over from a crash. What it has not made is left alone, and named."""
-    from services.fabric.testbed import build, state_file  # noqa: PLC0415 - quick --help
+def dumbbell_command(
+    *,
+    prefix: DumbbellPrefixOption = DUMBBELL_PREFIX,
+    pairs: Annotated[int, typer.Option("--pairs", min=1, max=16, help="Of hosts, left and right.")] = 2,
+    rate: Annotated[
+        str, typer.Option("--rate", metavar="RATE", help="Of the uplink that all pairs share.")
+    ] = "100Mbit",
+    as_json: JsonOption = False,
+) -> None:
+    """Build pairs of hosts whose traffic shares one uplink, without FRR, and print commands to try.
 
-    with state_file.lock_lab(prefix):
-        state = state_file.load(prefix)
-        left = [] if state is None else build.remove(state, print_note)
-    for line in left:
+    It stays until `turnbuckle lab down dumbbell`. Hosts are the namespaces PREFIX-l1, PREFIX-r1 and so on.
+    """
+    from services.fabric.testbed import dumbbell  # noqa: PLC0415 - quick --help
+
+    try:
+        settings = dumbbell.DumbbellSettings(prefix=prefix, pairs=pairs, bits_per_s=parse_rate(rate))
+        summary = dumbbell.up(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise typer.BadParameter(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rate") from error
+    if as_json:
+        print_json({"namespaces": settings.namespaces, "commands": settings.commands()})
+        return
+    for line in (summary, "try:", *(f"  {command}" for command in settings.commands())):
+        print(line)  # noqa: T201 - to be copied: not wrapped at the terminal's width
+
+
+def down_command(
+    topology: Annotated[LabName, typer.Argument(metavar="dual-tor|dumbbell", help="The topology.")],
+    *,
+    prefix: Annotated[str, typer.Option("--prefix", help="Default: tb, of a dumbbell db.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the lab, also one that is left over from a crash. What it has not made is left alone, and named."""
+    chosen = prefix or (DUMBBELL_PREFIX if topology is LabName.DUMBBELL else DEFAULT_PREFIX)
+    left = _remove(topology, chosen)
+    for line in left or ():
         print_note(line)
     if as_json:
-        print_json({"removed": state is not None, "left": left})
-    elif state is None:
-        print_note(f"there is no lab {prefix}")
+        print_json({"removed": left is not None, "left": left or []})
+    elif left is None:
+        print_note(f"there is no {'dumbbell' if topology is LabName.DUMBBELL else 'lab'} {chosen}")
+
+
+def _remove(topology: LabName, prefix: str) -> list[str] | None:
+    """What had to be left; None: there is no such lab."""
+    from services.fabric.testbed import build, dumbbell, state_file  # noqa: PLC0415 - quick --help
+
+    if topology is LabName.DUMBBELL:
+        return dumbbell.down(prefix)
+    with state_file.lock_lab(prefix):
+        state = state_file.load(prefix)
+        return None if state is None else build.remove(state, print_note)
 
 
 def status_command(topology: TopologyArgument, *, prefix: PrefixOption = "tb", as_json: JsonOption = False) -> None:  # noqa: ARG001 - there is one topology
@@ -265,8 +329,10 @@ def _run_schedule(lab: Any, series: Iterator[Fault], timing: Any) -> list[Occurr
     return schedule.occurrences
 
 
+up_app.command("dual-tor", epilog=UP_EXAMPLES)(up_command)
+up_app.command("dumbbell", epilog=DUMBBELL_EXAMPLES)(dumbbell_command)
+lab_app.add_typer(up_app, name="up", help="Build a network.", epilog=UP_EXAMPLES + DUMBBELL_EXAMPLES)
 for _name, _command, _examples in (
-    ("up", up_command, UP_EXAMPLES),
     ("down", down_command, DOWN_EXAMPLES),
     ("status", status_command, STATUS_EXAMPLES),
     ("fault", fault_command, FAULT_EXAMPLES),

@@ -29,8 +29,8 @@ SETTLE_S: Final = 1.5
 _LEAD_S: Final = 0.3
 """Measured before each fault, for the floor."""
 _POLL_S: Final = 0.3
-_POLLS: Final = 10
-_REPLY_TIMEOUT_S: Final = 10.0
+_POLLS: Final = 100
+_REPLY_TIMEOUT_S: Final = 60.0
 _NS_PER_MS: Final = 1e6
 
 

@@ -18,8 +18,7 @@ from services._host.netlink.constants import AF_INET, RT_TABLE_MAIN, Rtm
 from services._host.netlink.link_codec import set_link_up
 from services._host.netlink.messages import CREATE, EXCLUSIVE, Message, Request
 from services._host.netlink.objects import ETH_P_ALL
-from services._host.netlink.route_codec import decode_route, dump_routes
-from services._host.netlink.rule_codec import decode_rule, dump_rules
+from services._host.netlink.route_codec import decode_route, decode_rule, dump_routes, dump_rules
 from services._host.netlink.socket import NetlinkSocket
 from services._host.netlink.tc_codec import INGRESS, TCA_KIND, TCA_OPTIONS, TCMSG, add_clsact
 from services._host.netns import inside

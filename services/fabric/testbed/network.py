@@ -20,7 +20,7 @@ _ROUTER: Final = {
     "net/ipv4/conf/default/rp_filter": "0",
 }
 """Kernel settings of a switch."""
-_WITHIN_S: Final = 30.0
+_WITHIN_S: Final = 60.0
 _DOWN: Final = PortState(up=False)
 
 

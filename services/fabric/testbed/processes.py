@@ -15,6 +15,9 @@ from services._host.boot_records import start_ticks
 from services._runtime.command.errors import CommandError
 
 END_TIMEOUT_S: Final = 5.0
+"""After SIGTERM; a busy machine may take longer."""
+KILL_TIMEOUT_S: Final = 60.0
+"""After SIGKILL: the kernel has yet to end it, and its parent to wait for it."""
 _POLL_S: Final = 0.02
 
 
@@ -45,7 +48,7 @@ def end(processes: Sequence[StartedProcess], *, at_once: bool = False) -> None:
         for process in alive:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
-        deadline = time.monotonic() + END_TIMEOUT_S
+        deadline = time.monotonic() + (KILL_TIMEOUT_S if number is signal.SIGKILL else END_TIMEOUT_S)
         while alive and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             alive = [process for process in alive if process.is_alive]

@@ -32,7 +32,7 @@ from services.fastpath.settings import FastPathSettings
 
 _EARLY_EXIT_S: Final = 1.0
 """A service that still runs after this has accepted its settings."""
-_READY_TIMEOUT_S: Final = 30.0
+_READY_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.02
 _KEY_BYTES: Final = 32
 _KEY_FILE: Final = FastPathSettings.variable("fabric_key_file")

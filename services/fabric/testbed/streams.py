@@ -198,6 +198,8 @@ def _run_command(streams: list[_Stream]) -> bool:
         _write_line({"reset_ns": time.monotonic_ns()})
     elif command == "report":
         now_ns = time.monotonic_ns()
+        for stream in streams:
+            stream.drain()  # this process may have stood still since it last took what had arrived
         _write_line([asdict(stream.report(int(rest), now_ns)) for stream in streams])
     return bool(command)
 

@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from services._host.netlink import link_codec, nexthop_codec, route_codec, rule_codec, tc_codec
+from services._host.netlink import link_codec, route_codec, tc_codec
 from services._host.netlink.attributes import NetlinkError
 from services._host.netlink.constants import AF_INET, AF_INET6, RTN_UNICAST, WATCHED
 from services._host.netlink.dump_cache import RowMemory
 from services._host.netlink.messages import FIRST_OWN, framed
-from services._host.netlink.nexthop_codec import NexthopObject
 from services._host.netlink.objects import (
     Action,
     ActionKind,
@@ -30,7 +29,7 @@ from services._host.netlink.objects import (
     Route,
     Snapshot,
 )
-from services._host.netlink.route_codec import Hop, KernelRoute
+from services._host.netlink.route_codec import Hop, KernelRoute, NexthopObject
 from services._host.netlink.socket import Ack, Namespace, NetlinkSocket, Request, Subscription
 from services._host.netlink.subscription import RECEIVE_BYTES
 from services._host.netlink.tc_decode import (
@@ -156,7 +155,7 @@ class Kernel:
 
     def nexthops(self) -> tuple[NexthopObject, ...]:
         """Nexthop objects; none in kernels before 5.3."""
-        return tuple(nexthop_codec.decode_nexthop(payload) for payload in self._dump(nexthop_codec.dump_nexthops()))
+        return tuple(route_codec.decode_nexthop(payload) for payload in self._dump(route_codec.dump_nexthops()))
 
     def routes(self) -> tuple[Route, ...]:
         """Unicast routes of both families and all tables; next hops of nexthop objects filled in."""
@@ -170,8 +169,8 @@ class Kernel:
 
     def lookups(self) -> tuple[int, ...]:
         """Routing tables that the rules of both families refer to, each once, in order of priority."""
-        requests = [rule_codec.dump_rules(family) for family in (AF_INET, AF_INET6)]
-        rules = [rule_codec.decode_rule(payload) for request in requests for payload in self._dump(request)]
+        requests = [route_codec.dump_rules(family) for family in (AF_INET, AF_INET6)]
+        rules = [route_codec.decode_rule(payload) for request in requests for payload in self._dump(request)]
         return tuple(dict.fromkeys(rule.table for rule in sorted(rules, key=lambda rule: rule.priority) if rule.table))
 
     def hooks(self) -> tuple[frozenset[int], frozenset[int]]:

@@ -149,3 +149,46 @@ def front(points: dict[str, tuple[float, float]]) -> list[str]:
 
 def _told(met: bool, *values: float) -> bool | None:
     return bool(met) if np.isfinite(values).all() else None
+
+
+RESAMPLES: Final = 10_000
+
+
+def headline(results: Results, policy: str = DEFAULT_POLICY) -> dict[str, dict[str, str]]:
+    """Rows for pages (`scripts.generate_figures`), ample limit. Intervals: bootstrap over pairs (Efron, 1979)."""
+    if not {policy, STATIC} <= set(results.policies("ample")):
+        return {}
+    ratios = np.array(results.latency_ratios("ample", policy, 99.9))
+    both = [
+        (ours.slack_cores(50), static.slack_cores(50))
+        for pair in results.pairs("ample")
+        if (ours := results.of(pair, "ample", policy)) and (static := results.of(pair, "ample", STATIC))
+    ]
+    slacks = np.array(both)
+    if not len(ratios) or not len(slacks) or not (np.isfinite(ratios).all() and np.isfinite(slacks).all()):
+        return {}
+    cells = f"{len(ratios)} loads"
+    return {
+        "latency": {
+            "what": f"p99.9 latency over that without limits, geometric mean over {cells}",
+            "unit": "",
+            "shown": _with_interval(ratios, lambda chosen: float(np.exp(np.log(chosen).mean()))),
+        },
+        "slack": {
+            "what": f"median CPU slack over that of static limits (1.5 times the maximum), mean over {cells}",
+            "unit": "",
+            "shown": _with_interval(slacks, lambda chosen: float(np.divide(*chosen.mean(axis=0)))),
+        },
+        "kills": {
+            "what": "out-of-memory kills in these runs; with static limits at 1.5 times the maximum",
+            "unit": "",
+            "shown": "; ".join(str(results.oom_kills("ample", name)) for name in (policy, STATIC)),
+        },
+    }
+
+
+def _with_interval(values: np.ndarray[Any, Any], statistic: Callable[[np.ndarray[Any, Any]], float]) -> str:
+    random = np.random.default_rng(0)
+    again = [statistic(values[random.integers(len(values), size=len(values))]) for _ in range(RESAMPLES)]
+    low, high = np.quantile(again, [0.025, 0.975])
+    return f"{statistic(values):.2f} times (95 % interval {low:.2f}-{high:.2f})"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tests.bench.escra import figures
-from tests.bench.escra.judgement import DEFAULT_POLICY, front, point, verdicts
+from tests.bench.escra.judgement import DEFAULT_POLICY, front, headline, point, verdicts
 from tests.bench.escra.notes import extent, notes
 from tests.bench.escra.plan import BATCH_LOAD, LIMITS, REFERENCE, Limit, may_tune_on
 from tests.bench.escra.results import QUANTILES, Pooled, Results, collect
@@ -236,6 +236,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "machine": results.machine.as_dict(),
         "plan": results.plan.as_dict(),
         "finished": results.finished,
+        "figures": headline(results),
         "policies": {
             limit: {policy: _policy_json(results, limit, policy) for policy in results.policies(limit)}
             for limit in LIMITS

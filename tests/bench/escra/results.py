@@ -228,11 +228,15 @@ class Results:
             percent: of the requests.
             equal_speed: what cells would have shown had the machine been equally fast in all of them.
         """
+        return Ratio.of(self.latency_ratios(limit, policy, percent, equal_speed=equal_speed))
+
+    def latency_ratios(self, limit: Limit, policy: str, percent: float, *, equal_speed: bool = True) -> list[float]:
+        """Of each pair, as in `latency_ratio`."""
         exponent = self.speed_exponent(limit, percent) if equal_speed else 0.0
-        return Ratio.of(
+        return [
             one.typical_s(percent, exponent) / other.typical_s(percent, exponent)
             for one, other in self._beside(limit, policy)
-        )
+        ]
 
     def speed_exponent(self, limit: Limit, percent: float) -> float:
         """By which power of the probe's time latency grows: least squares over repetitions of equal cells, at least 0.

@@ -8,12 +8,14 @@ import resource
 import pytest
 
 from schemas.apps import PERIOD_US
-from tests.bench import latency, scale, scale_report
+from tests.bench import latency, memory, scale, scale_report
 from tests.bench.cluster import Window
 from tests.bench.latency_figures import LatencyResults
 from tests.bench.latency_figures import expectations as latency_expectations
+from tests.bench.latency_figures import figures as latency_rows
 from tests.bench.latency_figures import table as latency_table
 from tests.bench.machine import Machine
+from tests.bench.memory_growth import GrowthRun
 from tests.bench.scale_figures import (
     CHANGE_SHARES,
     Activity,
@@ -167,3 +169,26 @@ def test_all_plans_name_what_they_run() -> None:
     whole, _ = latency.parse([])
     assert {setting.scheduling for setting in latency.settings(whole, 1_000)} == set(latency.SCHEDULINGS)
     assert {setting.source for setting in latency.settings(whole, 100)} == {"auto", "off"}
+
+
+def test_rows_for_pages_name_percentiles_over_repetitions() -> None:
+    first, second, fifo = (host(100, 8.0, busy=100) for _ in range(3))
+    first.latency_ms, second.latency_ms = {"raise": [4.0] * 9 + [9.0]}, {"raise": [5.0] * 9 + [8.0]}
+    fifo.scheduling, fifo.latency_ms = "agent FIFO", {"raise": [1.0]}
+    rows = latency_rows(LatencyResults(MACHINE, [first, second, fifo]))
+
+    assert rows.keys() == {"raise"}
+    assert rows["raise"]["shown"] == "p50 4.5 (4-5) ms, p99 8.14 (7.73-8.55) ms, max 9 ms"
+
+
+def test_no_kill_in_many_runs_still_has_an_upper_bound() -> None:
+    growths_seen = [GrowthRun("touch", "default", rate=2e9, latency_us=[400, 1_500]) for _ in range(200)]
+
+    assert memory.figures(growths_seen)["kills"] == {
+        "what": "containers killed, or refused a system call, that grew by 1.5 GiB at 2.0 to 2.0 GB/s",
+        "unit": "",
+        "shown": "0 of 200 runs (95 % upper bound 1.5 %)",
+    }
+    growths_seen[0].failures.append("ENOMEM")
+    assert memory.figures(growths_seen)["kills"]["shown"] == "1 of 200 runs (95 % upper bound 2.3 %)"
+    assert memory.figures([GrowthRun("touch", "FIFO")]) == {}

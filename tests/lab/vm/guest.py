@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import socket
 import subprocess
 import threading
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.lab.vm.machine import CHECKOUT, MEMORY_MIB, Image, MachineError
+from tests.lab.vm.machine import CHECKOUT, CORES, MEMORY_MIB, Image, MachineError
 
 BOOT_WITHIN_S: Final = 300.0
 """Takes 7 s on a quiet machine, 20 s on a busy one."""
@@ -99,7 +101,7 @@ class RunningMachine:
         *,
         cards: Sequence[NetworkCard] = (),
         memory_mib: int = MEMORY_MIB,
-        cores: int | None = None,
+        cores: int = CORES,
     ) -> None:
         """Start to boot.
 
@@ -108,7 +110,7 @@ class RunningMachine:
             directory: one of its own, which is not there yet: exchange, console.
             cards: eth0 first.
             memory_mib: of the guest.
-            cores: of the guest; None: up to two.
+            cores: of the guest.
         """
         self.directory = directory
         self.exchange = directory / "exchange"
@@ -116,23 +118,26 @@ class RunningMachine:
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._ready = threading.Event()
+        self._killed = False
         self._channel, theirs = socket.socketpair()
         sockets = [theirs, *(card.cable for card in cards)]
-        arguments = [
-            *image.arguments(self.exchange, memory_mib=memory_mib, cores=cores),
-            *("-monitor", "none", "-serial", f"file:{self.directory / 'console'}"),
-            *("-device", "virtio-serial-pci", "-chardev", f"socket,id=jobs,fd={theirs.fileno()}"),
-            *("-device", "virtserialport,chardev=jobs,name=jobs"),
-            *(argument for index, card in enumerate(cards) for argument in card.arguments(index)),
-            *(() if cards else ("-nic", "none")),
-        ]
-        with (self.directory / "qemu").open("wb") as said:
+        arguments = image.command(
+            self.exchange,
+            console=self.directory / "console",
+            channel=theirs.fileno(),
+            cards=[argument for index, card in enumerate(cards) for argument in card.arguments(index)],
+            memory_mib=memory_mib,
+            cores=cores,
+        )
+        with (self.directory / "stderr").open("wb") as said:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 pass_fds=[end.fileno() for end in sockets],
+                # A process of its own for each address space in it, if it is User-Mode Linux.
+                start_new_session=True,
             )
         for end in sockets:
             end.close()
@@ -145,8 +150,8 @@ class RunningMachine:
         return self._process.poll() is None
 
     def console(self) -> str:
-        """What qemu and the guest's kernel said."""
-        return _text(self.directory / "qemu") + _text(self.directory / "console")
+        """What qemu, or User-Mode Linux, and the guest's kernel said."""
+        return _text(self.directory / "stderr") + _text(self.directory / "console")
 
     def wait_until_ready(self, within_s: float = BOOT_WITHIN_S) -> None:
         """Until it takes jobs; those that are given earlier wait for it by themselves.
@@ -194,8 +199,12 @@ class RunningMachine:
         return self.start(command, environment).wait(within_s)
 
     def kill(self) -> None:
-        """At once: there is nothing in it to be saved."""
-        self._process.kill()
+        """At once: there is nothing in it to be saved. Not again: its number may be another group's by then."""
+        if self._killed:
+            return
+        self._killed = True
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
         self._channel.close()
@@ -216,13 +225,14 @@ class RunningMachine:
 class Guest:
     """A machine for many tests: boots at its first job, and again at the first one after it was lost."""
 
-    def __init__(self, image: Image, directory: Path) -> None:
+    def __init__(self, image: Image, directory: Path, cores: int = CORES) -> None:
         self.image = image
+        self.cores = cores
         self.boots = 0
         self._directory = directory
         self._machine: RunningMachine | None = None
 
-    def machine(self) -> RunningMachine:
+    def machine(self, boot_within_s: float = BOOT_WITHIN_S) -> RunningMachine:
         """The running one.
 
         Raises:
@@ -231,8 +241,8 @@ class Guest:
         if self._machine is None or not self._machine.alive:
             self.close()
             self.boots += 1
-            self._machine = RunningMachine(self.image, self._directory / f"boot{self.boots}")
-            self._machine.wait_until_ready()
+            self._machine = RunningMachine(self.image, self._directory / f"boot{self.boots}", cores=self.cores)
+            self._machine.wait_until_ready(boot_within_s)
         return self._machine
 
     def run(

@@ -97,7 +97,7 @@ class Ground:
 
 def settle(ground: Ground) -> None:
     """Wait until actions are bound by as many filters as there are: what one has let go of counts a moment longer."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         references = Counter(action.index for rule in ground.filters() for action in rule.actions)
         if all(action.bound == references[action.index] for action in ground.kernel.actions()):

@@ -76,7 +76,7 @@ def cross(here: HostNode, there: HostNode) -> int:
 
 def check(lab: Lab) -> dict[str, object]:
     first, second = lab.topology.hosts
-    wait_for(lambda: len(filters(first)) == len(filters(second)) == 1, within_s=200.0, what="a rule on each host")
+    wait_for(lambda: len(filters(first)) == len(filters(second)) == 1, within_s=600.0, what="a rule on each host")
     say(f"rules on both hosts: {sorted(one.mac for host in lab.topology.hosts for one in filters(host))}")
     before = sent_by(first)
     arrived = cross(first, second)
@@ -106,8 +106,9 @@ def check(lab: Lab) -> dict[str, object]:
 def main() -> None:
     began_s = time.monotonic()
     # Emulated, FRR needs longer than a real BFD would leave it.
-    settings = LabSettings(prefix="g", bfd=Bfd(interval_ms=1_000, multiplier=3), reconciler=True)
-    with Lab.up(settings, say, within_s=150.0) as lab:
+    bfd = Bfd(interval_ms=1_000, multiplier=3)
+    settings = LabSettings(prefix="g", bfd=bfd, keepalive_s=20, hold_s=120, reconciler=True)
+    with Lab.up(settings, say, within_s=300.0) as lab:
         try:
             result = check(lab)
         except AssertionError:

@@ -29,9 +29,9 @@ def killed_in(group: Group, loader: Loader) -> list[Oom]:
     _, status = os.waitpid(task, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     group.tasks.clear()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while {oom.kind for oom in loader.ooms} != {DECISION, VICTIM}:
-        assert loader.receive(5.0) is not None
+        assert loader.receive(60.0) is not None
         assert time.monotonic() < deadline
     told = sorted(loader.ooms, key=lambda oom: oom.time_ns)
     assert [oom.kind for oom in told] == [DECISION, VICTIM]

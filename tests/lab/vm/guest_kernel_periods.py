@@ -98,10 +98,10 @@ def run(ours: Loader, truth: Loader, groups: dict[int, Group]) -> int:
     for group in groups.values():
         group.let_go()
     written = next(group for group in groups.values() if group.name == "written")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     quotas = dict(zip(range(PERIODS // 8, PERIODS, PERIODS // 8), WRITTEN_MS, strict=False))
     while len(ours.periods) < PERIODS + 2 * len(groups):
-        assert ours.receive(5.0) is not None
+        assert ours.receive(60.0) is not None
         assert time.monotonic() < deadline
         while quotas and len(ours.periods) > min(quotas):
             written.write("cpu.max", f"{quotas.pop(min(quotas))}000 100000")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from services._host.cgroup_processes import write_file
 from services._host.cgroup_snapshot import WriteOutcome
-from services._host.cgroupfs import write_file
 from tests.support.cgroup_lab import CgroupLab, wait_until
 from tests.support.memory_lab import MIB, grow, host_with_state, limit_files, memory_directory, stays_so
 

@@ -18,7 +18,7 @@ from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.oom import MemoryRequest, OomKind
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
-from services._host.host_memory import read_pressure
+from services._host.host_load import read_pressure
 from services.agent.backend import node_memory_budget
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore
@@ -35,6 +35,7 @@ PERIOD_S = 0.1
 WITHIN_S = 500.0
 AFTER_S = 10.0
 """Watched for so long after the first refusal."""
+ENOUGH_PERCENT = 60.0
 ROOT = "tb-node-budget"
 GROW = """
 import sys, time
@@ -203,11 +204,14 @@ def grow(*, budget: bool) -> dict[str, Any]:
 
 
 def pressure_of_one_throttled_process() -> float | None:
-    """`some` avg10 of processors while the only busy process of the machine has used up its quota of 10 %."""
+    """`some` avg10 of processors while the only busy process of the machine has used up its quota of 10 %.
+
+    The highest within 40 s, or the first beyond `ENOUGH_PERCENT`.
+    """
     burner = Grower("burn", BURN, quota_us=10_000)
     burner.go()
     deadline_s, highest = time.monotonic() + 40.0, None
-    while time.monotonic() < deadline_s:
+    while time.monotonic() < deadline_s and (highest is None or highest <= ENOUGH_PERCENT):
         time.sleep(1)
         highest = max((read for read in (highest, read_pressure().cpu_percent) if read is not None), default=None)
     burner.end()

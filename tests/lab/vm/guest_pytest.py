@@ -12,7 +12,7 @@ import pytest
 from tests.lab.vm.guest import Ended, Guest
 from tests.lab.vm.machine import CHECKOUT
 
-OPTIONS: Final = ("-p", "no:cacheprovider", "-o", "timeout=600", "--basetemp=/run/pytest", "--durations=5")
+OPTIONS: Final = ("-p", "no:cacheprovider", "-o", "timeout=600", "--durations=5")
 
 
 def python() -> str:
@@ -40,9 +40,10 @@ def run_pytest(
     """
     machine = guest.machine()
     report = "report.xml"
+    # Directories of its own: what an earlier one has left mounted is none of its business.
+    places = f'--junit-xml="$JOB_DIRECTORY/{report}" --basetemp="/run/pytest-${{JOB_DIRECTORY##*/}}"'
     job = machine.start(
-        ["sh", "-c", f'exec "$0" -m pytest --junit-xml="$JOB_DIRECTORY/{report}" "$@"', python(), *arguments, *OPTIONS],
-        {"CI": "true"},
+        ["sh", "-c", f'exec "$0" -m pytest {places} "$@"', python(), *arguments, *OPTIONS], {"CI": "true"}
     )
     ended = job.wait(within_s)
     with capsys.disabled():

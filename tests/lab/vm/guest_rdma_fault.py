@@ -12,23 +12,18 @@ import time
 from pathlib import Path
 
 HOST, VTEP, ADDRESS = "h1", "10.255.0.2", "172.16.0.2"
+RULES_DEVICE = "vxenc0"
+"""Where rules of ours redirect to, and nothing else. A rule's own counter begins anew with a rule that is put back."""
 SIZE_BYTES, MESSAGES = 1 << 23, 12
 """The message size of thesis figure 3.8: 2^23 bytes, by the slides; its text has lost the exponent ("223")."""
 QP_TIMEOUT = 19
-"""4.096 us * 2^19 = 2.1 s until a message is sent again, 7 times: beyond detection by BFD, 3 s."""
+"""4.096 us * 2^19 = 2.1 s until a message is sent again, 7 times: beyond detection by BFD, 5 s."""
 FAULT_AFTER_PACKETS = 6_000
 """In mid-run: a message takes 2,048 packets at RoCE's largest MTU of 4,096 bytes, 8,192 at 1,024."""
 
 
 def tell(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def rule_packets() -> int:
-    """Packets that our rule for the other application has redirected."""
-    shown = json.loads(tell("tc", "-n", HOST, "-s", "-j", "filter", "show", "dev", "rep0", "ingress"))
-    actions = [rule["options"]["actions"] for rule in shown if rule.get("options", {}).get("actions")]
-    return sum(found[-1]["stats"]["packets"] for found in actions)
 
 
 def sent(device: str) -> int:
@@ -77,35 +72,36 @@ def summary(samples: list[float]) -> dict[str, object]:
         "p50_ms": ordered[len(ordered) // 2] / 1e3,
         "p99_ms": ordered[int(len(ordered) * 0.99)] / 1e3,
         "longest_ms": ordered[-1] / 1e3,
-        "late": sum(each > ordered[len(ordered) // 2] + 1e6 for each in ordered),
+        # A message takes seconds where other work has the processor, and one takes half as long again as another.
+        "late": sum(each > 1.5 * ordered[len(ordered) // 2] + 1e6 for each in ordered),
     }
 
 
 def fault_in_mid_run(client: subprocess.Popen[bytes], packets: int, before: dict[str, int]) -> dict[str, object]:
     """Wait until the client is under way, break its uplink until it has ended, and wait until both are used again."""
     usual = uplinks()
-    while rule_packets() - packets < FAULT_AFTER_PACKETS and client.poll() is None:
+    while sent(RULES_DEVICE) - packets < FAULT_AFTER_PACKETS and client.poll() is None:
         time.sleep(0.1)
     device = loaded(before)
     switch = f"s{device[1]}"
     started_s = time.monotonic()
     fault(switch, begins=True)
     found: dict[str, object] = {"uplinks_before": usual, "faulty": device, "client_ran_at_fault": client.poll() is None}
-    while device in uplinks() and time.monotonic() < started_s + 20:
+    while device in uplinks() and time.monotonic() < started_s + 60:
         time.sleep(0.2)
     found |= {"left_after_s": round(time.monotonic() - started_s, 1), "uplinks_during": uplinks()}
     # Until the end: what came through after the fault came through beside it.
-    found["exit_code"] = client.wait(300)
+    found["exit_code"] = client.wait(900)
     cured_s = time.monotonic()
     fault(switch, begins=False)
-    while uplinks() != usual and time.monotonic() < cured_s + 40:
+    while uplinks() != usual and time.monotonic() < cured_s + 90:
         time.sleep(0.5)
     return found | {"uplinks_after": uplinks()}
 
 
 def main() -> None:
     """Client, fault, cure, outcome."""
-    packets, tunnel = rule_packets(), sent("vx100")
+    packets, tunnel = sent(RULES_DEVICE), sent("vx100")
     before = {device: sent(device) for device in ("p1", "p2")}
     # fmt: off
     command = ["ib_send_lat", "-d", "rxe0", "-x", "1", "-s", str(SIZE_BYTES), "-n", str(MESSAGES),
@@ -117,7 +113,7 @@ def main() -> None:
     output = Path("/run/client").read_text(encoding="utf-8", errors="replace")
     samples = latencies_us(output)
     found |= summary(samples)
-    found |= {"rule_packets": rule_packets() - packets, "tunnel_packets": sent("vx100") - tunnel}
+    found |= {"rule_packets": sent(RULES_DEVICE) - packets, "tunnel_packets": sent("vx100") - tunnel}
     found["client"] = "" if samples else output[-2000:]
     print(json.dumps(found))  # noqa: T201 - its result
 

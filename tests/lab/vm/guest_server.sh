@@ -5,7 +5,10 @@
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
 
 serve() {
-    exec 3<>"$(echo /dev/vport*p1)"
+    # A glob: the port's number depends on the devices. A terminal (of User-Mode Linux) would echo, and wait for lines.
+    channel=$(echo $1)
+    exec 3<>"$channel"
+    [ ! -t 3 ] || stty raw -echo <&3
     echo ready >&3
     while read -r name <&3; do
         (
@@ -24,11 +27,11 @@ interactive() { # checkout, home, TERM, rows, columns
 }
 
 # `wait` also buries whoever was orphaned: a test may look whether a process is gone.
-if [ "$1" = interactive ]; then
-    shift
+if [ "$2" = interactive ]; then
+    shift 2
     interactive "$@" &
 else
-    serve &
+    serve "$1" &
 fi
 wait
 echo o >/proc/sysrq-trigger

@@ -79,6 +79,7 @@ class Lab:
         # The streams together may take a gigabyte: more than JetStream sees free in half of this machine's memory.
         run("mount", "-t", "tmpfs", "-o", "size=8g", "store", str(store))
         self.server = EmbeddedNats(store_directory=store)
+        self.server.ready_timeout_s = WITHIN_S
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         for line in SET_UP.strip().splitlines():
@@ -155,14 +156,14 @@ class Lab:
         return code
 
     async def connect(self) -> NatsBus:
-        return await NatsBus.connect(BusOptions(servers=(self.server.url,), connect_deadline_s=30.0))
+        return await NatsBus.connect(BusOptions(servers=(self.server.url,), connect_deadline_s=WITHIN_S))
 
     def state(self) -> NetworkStateReply:
         async def ask() -> NetworkStateReply:
             bus = await self.connect()
             try:
                 subject = RECONCILER_STATE.subject(bus.root, node=NODE)
-                reply = await bus.request(subject, NetworkStateRequest(), timeout_s=20.0)
+                reply = await bus.request(subject, NetworkStateRequest(), timeout_s=60.0)
             finally:
                 await bus.close(2.0)
             assert isinstance(reply, NetworkStateReply)

@@ -12,15 +12,18 @@ DIRECTORIES: Final = ("bin", "proc", "sys", "dev", "modules")
 
 
 def write_initramfs(target: Path, init: str, busybox: Path, modules: Sequence[Path]) -> None:
-    """Pack the init script, a static busybox and kernel modules (.ko.xz, unpacked here)."""
+    """Pack the init script, a static busybox and kernel modules (.ko, or .ko.xz which are unpacked here)."""
     entries: list[tuple[str, int, bytes]] = [(name, stat.S_IFDIR | 0o755, b"") for name in DIRECTORIES]
     entries.append(("init", stat.S_IFREG | 0o755, init.encode()))
     entries.append(("bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes()))
     entries += [
-        (f"modules/{module.name.removesuffix('.xz')}", stat.S_IFREG | 0o644, lzma.decompress(module.read_bytes()))
-        for module in modules
+        (f"modules/{module.name.removesuffix('.xz')}", stat.S_IFREG | 0o644, _module(module)) for module in modules
     ]
     target.write_bytes(b"".join(_newc(entries)))
+
+
+def _module(file: Path) -> bytes:
+    return lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
 
 
 def _newc(entries: Sequence[tuple[str, int, bytes]]) -> Iterator[bytes]:

@@ -68,26 +68,28 @@ def unpacked(package: str, cache: Path, members: Sequence[str]) -> Path:
     return target
 
 
-def with_module_index(kernel_files: Path, release: str) -> None:
+def with_module_index(directory: Path) -> None:
     """Make modules.dep and its like, which the package's own script makes on installation, unless they are there.
+
+    Args:
+        directory: of a kernel's modules, named as its release.
 
     Raises:
         PackageError: depmod failed.
     """
-    directory = kernel_files / "lib/modules" / release
     if (directory / "modules.dep.bin").exists():
         return
     # In a copy of the tree's names, so that nobody ever sees half an index.
-    with tempfile.TemporaryDirectory(dir=kernel_files) as base:
-        copy = Path(base, "lib/modules", release)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as base:
+        copy = Path(base, "lib/modules", directory.name)
         copy.mkdir(parents=True)
         for entry in directory.iterdir():
             (copy / entry.name).symlink_to(entry)
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
         depmod = shutil.which("depmod", path=path) or "depmod"
-        made = subprocess.run([depmod, "-b", base, release], capture_output=True, text=True, check=False)
+        made = subprocess.run([depmod, "-b", base, directory.name], capture_output=True, text=True, check=False)
         if made.returncode or not (copy / "modules.dep.bin").exists():
-            raise PackageError(f"depmod {release}: {made.stderr.strip()[-1000:]}")
+            raise PackageError(f"depmod {directory.name}: {made.stderr.strip()[-1000:]}")
         # Last the one that the check above looks for.
         for file in sorted(copy.glob("modules.*"), key=lambda file: file.name == "modules.dep.bin"):
             if not file.is_symlink():

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.fabric.frr_text import FrrConfiguration, TorSwitch, host_configuration, tor_configuration
-from services.fabric.model import Bfd, HostFile
+from services.fabric.model import Bfd, Bgp, HostFile
 from tests.lab.vm.guest import Ended, Job, NetworkCard, RunningMachine, cable
 from tests.lab.vm.guest_pytest import python
 from tests.lab.vm.machine import Image
 
-BFD: Final = Bfd(interval_ms=1000, multiplier=3)
-"""Shorter ones fail on both uplinks where programs poll without a pause in an emulated machine (measured: 200 ms)."""
+BFD: Final = Bfd(interval_ms=1000, multiplier=5)
+"""Shorter ones fail on both uplinks where programs poll without a pause in an emulated machine (measured: 200 ms). Once
+both are lost, MACs are withdrawn and rules removed: packets go over the bridge until the rules are back."""
+BGP: Final = Bgp(keepalive_s=20, hold_s=120)
+"""BFD detects faults here, and no session is to end because an emulated daemon waits for the processor."""
 MEMORY_MIB: Final = 1536
 VM: Final = "tests/lab/vm"
 
@@ -42,6 +45,7 @@ def host_file(number: int) -> HostFile:
                 }
             ],
             "bfd": BFD,
+            "bgp": BGP,
         }
     )
 
@@ -49,7 +53,7 @@ def host_file(number: int) -> HostFile:
 def switch(number: int) -> TorSwitch:
     """One of the two."""
     loopback = str(IPv4Address("10.255.0.100") + number)
-    return TorSwitch(f"s{number}", 65100 + number, loopback, ("d1", "d2", "isl"), bfd=BFD)
+    return TorSwitch(f"s{number}", 65100 + number, loopback, ("d1", "d2", "isl"), bfd=BFD, bgp=BGP)
 
 
 def reconciler(number: int) -> list[str]:
@@ -76,7 +80,7 @@ class RdmaLab:
             for machine, ends in enumerate(zip(first, second, strict=True), start=1)
         ]
         self.machines = tuple(
-            RunningMachine(image, directory / f"h{number}", cards=own, memory_mib=MEMORY_MIB)
+            RunningMachine(image, directory / f"h{number}", cards=own, memory_mib=MEMORY_MIB, cores=2)
             for number, own in enumerate(cards, start=1)
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Self
 
 from schemas.message import Message
@@ -17,13 +18,14 @@ from services._runtime.bus.api import (
     EventHandler,
     Handler,
     NoResponderError,
+    PendingReply,
     RawMessage,
     RequestTimeoutError,
     Responder,
 )
 from services._runtime.bus.dispatch import Dispatch
 from services._runtime.bus.outbox import DurableEvent, Outbox
-from services._runtime.telemetry.tracing import inject, message_span, trace_headers
+from services._runtime.telemetry.tracing import Span, inject, message_span, trace_headers
 from tests.support.bus.memory_broker import MemoryBroker, MemoryStream, MemorySubscription
 from tests.support.bus.memory_kv import MemoryKeyValue, first_of
 from tests.support.bus.memory_objects import MemoryObjects
@@ -54,14 +56,22 @@ class _Subscription:
 class _Consumer:
     """Facts."""
 
-    def __init__(self, bus: MemoryBus, stream: MemoryStream, handler: EventHandler) -> None:
+    def __init__(
+        self,
+        bus: MemoryBus,
+        stream: MemoryStream,
+        handler: EventHandler,
+        on_undecodable: Callable[[int], None] | None,
+        after: int,
+    ) -> None:
         self._bus = bus
         self._stream = stream
-        self._next_index = 0
+        self._next_index = after
         self._again: deque[int] = deque()
         self._handler = handler
+        self._on_undecodable = on_undecodable
         self._stopping = asyncio.Event()
-        self._to_come = len(stream.messages)
+        self._to_come = len(stream.messages) - after
         self._caught_up = asyncio.Event()
         self._count_down(0)
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -82,8 +92,11 @@ class _Consumer:
                 await first_of(self._stream.changed.wait(), self._stopping.wait(), self._bus.state_changed.wait())
                 continue
             (subject, data), headers = self._stream.messages[index], self._stream.headers[index]
-            raw = RawMessage(subject, data, headers, is_history=not self._caught_up.is_set())
-            if await self._bus.dispatch.deliver_event(self._handler, raw) is False:
+            raw = RawMessage(subject, data, headers, not self._caught_up.is_set(), index + 1)
+            handled = await self._bus.dispatch.deliver_event(self._handler, raw)
+            if handled is None and self._on_undecodable is not None:
+                self._on_undecodable(raw.sequence)
+            if handled is False:
                 asyncio.get_running_loop().call_later(_REDELIVERY_S, self._give_back, index)
             else:
                 self._count_down(1)
@@ -190,6 +203,9 @@ class MemoryBus:
         self.broker.publish(subject.text, self.dispatch.encode(message))
         self.dispatch.counts["published"] += 1
 
+    def write_now(self) -> None:
+        """Nothing waits to be written."""
+
     def publish_event(self, subject: Subject, message: Message, *, message_id: str) -> None:
         """Queue a fact."""
         _refuse_pattern(subject)
@@ -210,6 +226,15 @@ class MemoryBus:
         """Raise `BusUnavailableError` while disconnected."""
         if not self.connected:
             raise BusUnavailableError("not connected")
+
+    async def append(
+        self, stream: StreamSpec, subject: Subject, message: Message, last_sequence: int, message_id: str | None = None
+    ) -> int:
+        """Store a fact if the stream's last sequence is still this one."""
+        _refuse_pattern(subject)
+        raw, found = RawMessage(subject.text, self.dispatch.encode(message)), self._stream(stream)
+        self.broker.publish(subject.text, raw.data)
+        return found.store(raw, message_id, self.broker.clock.monotonic(), last_sequence)
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> _Subscription:
         """Receive observations."""
@@ -237,11 +262,39 @@ class MemoryBus:
         self.open.add(subscription)
         return subscription
 
-    async def replay(self, stream: StreamSpec, handler: EventHandler) -> _Consumer:
+    async def replay(
+        self,
+        stream: StreamSpec,
+        handler: EventHandler,
+        on_undecodable: Callable[[int], None] | None = None,
+        *,
+        after: int = 0,
+    ) -> _Consumer:
         """Receive all facts, for this process alone."""
-        consumer = _Consumer(self, self._stream(stream), handler)
+        consumer = _Consumer(self, self._stream(stream), handler, on_undecodable, after)
         self.open.add(consumer)
         return consumer
+
+    async def read_stored(self, stream: StreamSpec, pattern: Subject, handler: Handler) -> None:
+        """Call the handler with the stored facts."""
+        for subject, data in tuple(self._stream(stream).messages):
+            delivery = self.dispatch.decode(subject, data)
+            if delivery is None or not pattern.matches(Subject(subject)):
+                continue
+            if stream.stored_by_host(self.root) is not None:
+                (template,) = stream.templates
+                if template.parse(self.root, subject)["node"] != getattr(delivery.message, "node", None):
+                    self.dispatch.counts["undecodable_wrong_node"] += 1
+                    continue
+            self.dispatch.hand(handler, delivery)
+
+    async def event_at(self, stream: StreamSpec, sequence: int) -> RawMessage | None:
+        """One fact."""
+        messages = self._stream(stream).messages
+        if not 1 <= sequence <= len(messages):
+            return None
+        subject, data = messages[sequence - 1]
+        return RawMessage(subject, data, sequence=sequence)
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds a fact on this subject."""
@@ -258,14 +311,26 @@ class MemoryBus:
 
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
         """Send a command and wait for the reply."""
+        return await self.send_request(subject, message, timeout_s=timeout_s)()
+
+    def send_request(self, subject: Subject, message: Message, *, timeout_s: float) -> PendingReply:
+        """Send a command."""
         self.require_connection()
         _refuse_pattern(subject)
         data = self.dispatch.encode(message)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        with message_span("bus.request", subject.text):
-            if not self.broker.publish(subject.text, data, reply, trace_headers()):
-                raise NoResponderError(f"no responders for {subject}")
+        current = message_span("bus.request", subject.text)
+        receivers = self.broker.publish(subject.text, data, reply, current.carrier or None)
+        if receivers:
             self._requests.add(reply)
+        return partial(self._reply_to, subject, reply if receivers else None, current, timeout_s)
+
+    async def _reply_to(
+        self, subject: Subject, reply: asyncio.Future[bytes] | None, current: Span, timeout_s: float
+    ) -> Message:
+        with current:
+            if reply is None:
+                raise NoResponderError(f"no responders for {subject}")
             try:
                 async with asyncio.timeout(timeout_s):
                     answer = await reply

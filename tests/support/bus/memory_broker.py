@@ -53,19 +53,28 @@ class MemoryStream:
     messages: list[tuple[str, bytes]] = field(default_factory=list)
     headers: list[Mapping[str, str] | None] = field(default_factory=list)
     """Of each message."""
-    seen_ids: dict[str, float] = field(default_factory=dict)
+    seen_ids: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Of each id: when it was seen, and the sequence that it got."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def store(self, raw: RawMessage, message_id: str, now_s: float) -> None:
-        """Store, unless the id was seen within the window."""
+    def store(self, raw: RawMessage, message_id: str | None, now_s: float, last_sequence: int | None = None) -> int:
+        """Store, unless the id was seen within the window; returns the sequence that it has got, then or now.
+
+        Raises:
+            RevisionConflictError: `last_sequence` is given, and it is another one.
+        """
         window_start_s = now_s - self.spec.duplicate_window_s
-        self.seen_ids = {key: at_s for key, at_s in self.seen_ids.items() if at_s > window_start_s}
+        self.seen_ids = {key: seen for key, seen in self.seen_ids.items() if seen[0] > window_start_s}
         if message_id in self.seen_ids:
-            return
-        self.seen_ids[message_id] = now_s
+            return self.seen_ids[message_id][1]
+        if last_sequence not in {None, len(self.messages)}:
+            raise RevisionConflictError(f"stream {self.spec.name} is not at sequence {last_sequence}")
         self.messages.append((raw.subject, raw.data))
         self.headers.append(raw.headers)
+        if message_id is not None:
+            self.seen_ids[message_id] = (now_s, len(self.messages))
         self.wake()
+        return len(self.messages)
 
     def wake(self) -> None:
         """Let consumers look again."""

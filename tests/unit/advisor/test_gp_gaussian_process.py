@@ -10,7 +10,7 @@ from scipy.optimize import approx_fprime
 
 from schemas.predictions import Objective
 from services.advisor.core.table import Table, build
-from services.advisor.models.gp.acquisition import select_jointly
+from services.advisor.models.gp.algorithm import select_jointly
 from services.advisor.models.gp.calibration import Calibration
 from services.advisor.models.gp.gaussian_process import (
     EXACT,

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from schemas.jobs import Configuration, Price, TaskFeatures
 from schemas.predictions import AdviceExplainRequest, ModelName, Objective, PredictRequest, RankRequest
 from schemas.runs import RunEnd
-from services.advisor.core.answers import ModelContext, best_first, explain, predict, rank
+from services.advisor.core.answers import ModelContext, best_first, explain, pareto_front, predict, rank
 from services.advisor.core.catalogue import Listing, Machine
 from services.advisor.core.encoder import Encoder
-from services.advisor.core.pareto import pareto_front
 from services.advisor.core.questions import BadQuestionError, MeasuredTasks, complete, question_table
 from services.advisor.core.spot import SpotTerms, expected_duration_s
 from services.advisor.core.table import build

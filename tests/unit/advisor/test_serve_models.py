@@ -18,13 +18,11 @@ from services._runtime.bus.api import BusError
 from services._runtime.telemetry.logging import get_logger
 from services.advisor.model_file import MAGIC, Header, UnusableModelError, libraries, pack, read_header, unpack
 from services.advisor.model_store import ModelStore
-from services.advisor.models.algorithms import ALGORITHMS
 from services.advisor.models.baselines.regressor_model import RegressorAlgorithm
 from services.advisor.models.thesis_bilstm.model import ThesisRegressor
 from services.advisor.ports import TrainingSet
 from services.advisor.settings import AdvisorSettings
-from services.advisor.training import read_training_set, train
-from services.advisor.training_process import _pack_training_set
+from services.advisor.training import ALGORITHMS, _pack_training_set, read_training_set, train
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.bus.memory_objects import MemoryObjects

@@ -75,10 +75,10 @@ class Ground:
             else:
                 subject, name = RUN_PROFILES.subject(self.bus.root, run=message.run), message.run
             self.bus.publish_event(subject, message, message_id=name)
-        await self.bus.flush(5)
+        await self.bus.flush(60)
 
     async def ask(self, endpoint: Endpoint, request: Message) -> Message:
-        return await self.bus.request(endpoint.template.subject(self.bus.root), request, timeout_s=5)
+        return await self.bus.request(endpoint.template.subject(self.bus.root), request, timeout_s=60)
 
     async def rank(self, **changes: Any) -> RankReply:
         reply = await self.ask(ADVISOR_RANK, question(**changes))
@@ -117,7 +117,7 @@ def question(**changes: Any) -> RankRequest:
 async def trained(advisor: Advisor, count: int) -> None:
     loop = advisor.retrain_loop
     assert loop is not None
-    await until(lambda: loop.model is not None and loop.model.name.records == count, within_s=30)
+    await until(lambda: loop.model is not None and loop.model.name.records == count)
 
 
 async def test_enough_records_bring_a_model(ground: Ground) -> None:
@@ -143,7 +143,7 @@ async def test_retraining_waits_for_enough_new_records(ground: Ground) -> None:
         await ground.tell(*records(("d",)))
         duplicate = records(("a",))[0].model_copy(update={"reason": "told again"})
         ground.bus.publish_event(JOB_RECORDS.subject("tb", job=duplicate.job), duplicate, message_id="another id")
-        await ground.bus.flush(5)
+        await ground.bus.flush(60)
         await until(lambda: advisor.records.repeated == 1)
         assert len(advisor.records) == 96
         assert len(ground.tutor.training_sets) == 1
@@ -307,7 +307,7 @@ async def test_the_shipped_data_set_is_learned_where_a_question_asks_for_it(
 ) -> None:
     """A new user's bus is empty: the flag brings an answer. Without it nothing is learned that is not on the bus."""
     write_job_file(tmp_path / "shipped.parquet", records(TASKS), [profile(task) for task in TASKS])
-    monkeypatch.setattr("services.advisor.datasets.DATA", tmp_path)
+    monkeypatch.setattr("services.advisor.model_lineages.DATA", tmp_path)
     async with ground.advisor() as advisor:
         with pytest.raises(RequestRefusedError, match="--shipped-data"):
             await ground.rank()
@@ -315,14 +315,14 @@ async def test_the_shipped_data_set_is_learned_where_a_question_asks_for_it(
             await ground.rank(shipped_data=True)
         assert refused.value.code == 503
         lineage = await advisor.lineages.for_question(shipped_data=True)
-        await until(lambda: lineage.retrain_loop.model is not None, within_s=20)
+        await until(lambda: lineage.retrain_loop.model is not None)
         assert (await ground.rank(shipped_data=True)).model.records == len(records(TASKS))
         assert len(advisor.records) == 0
         with pytest.raises(RequestRefusedError, match="0 records are known"):
             await ground.rank()
 
         await ground.tell(*records(("d", "e")))  # the user's own records are learned beside them
-        await until(lambda: len(lineage.records) == len(records((*TASKS, "d", "e"))), within_s=20)
+        await until(lambda: len(lineage.records) == len(records((*TASKS, "d", "e"))))
         assert {record.task.task for record in advisor.records.jobs.values()} == {"d", "e"}
         await trained(advisor, len(records(("d", "e"))))
         assert (await ground.rank()).model.records == len(records(("d", "e")))
@@ -333,7 +333,7 @@ async def test_a_data_set_that_is_not_there(
     ground: Ground, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends the start with a sentence."""
-    monkeypatch.setattr("services.advisor.datasets.DATA", tmp_path)
+    monkeypatch.setattr("services.advisor.model_lineages.DATA", tmp_path)
 
     with pytest.raises(UnusableSettingsError, match="TURNBUCKLE_ADVISOR__DATASETS"):
         async with ground.advisor(datasets=(name,)):
@@ -401,9 +401,9 @@ async def test_what_was_trained_before_is_used_again_where_it_is_asked_for(groun
         await trained(replica, 72)
         taught = len(ground.tutor.training_sets)
         await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=7))
-        await until(lambda: all(in_use(one).endswith("-s7") for one in (advisor, replica)), within_s=30)
+        await until(lambda: all(in_use(one).endswith("-s7") for one in (advisor, replica)))
         await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=0))
-        await until(lambda: all(in_use(one).endswith("-s0") for one in (advisor, replica)), within_s=30)
+        await until(lambda: all(in_use(one).endswith("-s0") for one in (advisor, replica)))
 
     assert len(ground.tutor.training_sets) == taught + 1
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services._host.cgroup_snapshot import Counters, CounterSnapshot, KernelState, read_each
-from services.agent.sampling.expected_state import MOVED_BYTES, ExpectedState, rows_to_check
+from services.agent.sampling.sampler import MOVED_BYTES, ExpectedState, rows_to_check
 
 MIB = 1 << 20
 

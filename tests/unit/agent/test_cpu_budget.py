@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.apps import LEAST_RAISE_US
 from schemas.limits import RowStatus
 from services._runtime.settings_error import SettingsError
 from services.agent.backend import node_cpu_budget
-from services.agent.limits.cpu_budget import LEAST_RAISE_US, CpuBudget, admitted_us, counted_us
+from services.agent.limits.accepted_updates import CpuBudget, admitted_us, counted_us
 from services.agent.memory.growth import MIB
 from services.agent.memory.node_budget import MemoryBudget
 from services.agent.node import NodeOptions

@@ -11,7 +11,7 @@ from schemas.apps import AppSpec
 from schemas.limits import RowStatus
 from schemas.streams import APPS
 from services.agent.limits.update_executor import FailedRow
-from services.agent.limits.update_reports import MAX_NAMED, WARN_INTERVAL_S, FailedRows
+from services.agent.limits.update_loop import MAX_NAMED, WARN_INTERVAL_S, FailedRows
 from tests.support.deadline import until
 from tests.support.limit_orders import update
 from tests.support.recorded_spans import recorded_spans
@@ -25,7 +25,7 @@ def warnings(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def has_looked(lab) -> None:  # noqa: F811
     """Wait until the agent knows what is announced of its containers."""
     await until(lambda: lab.batches, what="a batch")
-    known = lab.running.node.limits.spec_limits.by_app
+    known = lab.running.node.limits.spec_limits
     await until(lambda: "shop" in known, what="the announcement looked up")
 
 

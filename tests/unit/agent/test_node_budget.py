@@ -8,7 +8,7 @@ from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
 from services._host.cgroup_snapshot import Pressure
 from services._host.cgroupfs import CgroupLayout, ControllerMount
-from services._host.host_memory import memory_capacity, read_available, read_pressure
+from services._host.host_load import memory_capacity, read_available, read_pressure
 from services.agent.backend import node_memory_budget
 from services.agent.memory.growth import MIB
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes, grant_refusal, headroom

@@ -219,12 +219,12 @@ async def test_a_silent_runtime_has_answered_once_its_containers_were_reported(s
     shop.runtime.fault = grpc.StatusCode.UNAVAILABLE
     discovery = PodDiscovery(shop.layout, shop.client, interval_s=0.01)
     task = asyncio.create_task(discovery.run(reports.append))
-    await until(lambda: shop.runtime.questions, within_s=30, what="a question to the runtime")
+    await until(lambda: shop.runtime.questions, what="a question to the runtime")
     assert reports == []
 
     shop.runtime.fault = None
     answered = SourceAnswered(ContainerSource.KUBERNETES)
-    await until(lambda: answered in reports, within_s=30, what="an answer")
+    await until(lambda: answered in reports, what="an answer")
     before = reports[: reports.index(answered)]
     assert {report.name for report in before if isinstance(report, FoundContainer)} == {"web", "sidecar"}
     task.cancel()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.sampling.usage import RECENT_NS, VANISHED, Budget, may_burst, used_up
+from services.agent.sampling.sampler import RECENT_NS, VANISHED, Budget, may_burst, used_up
 from tests.support.agent_node import Node
 from tests.support.fake_host import FakeHost
 

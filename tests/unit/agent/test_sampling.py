@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.cfs import SampleFlag
-from services.agent.sampling.usage import per_period
+from services.agent.sampling.sampler import per_period
 
 
 def sample(before, after, elapsed_us, quota_us):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services._host.cgroup_snapshot import UNLIMITED, ThrottleSnapshot
 from services.agent.containers import NOTHING_REPORTED
-from services.agent.sampling.usage import PeriodSample, in_progress, mark_reported, with_in_progress
+from services.agent.sampling.sampler import PeriodSample, in_progress, mark_reported, with_in_progress
 
 QUOTA_US = 20_000
 NONE_REPORTED = np.array([[NOTHING_REPORTED, NOTHING_REPORTED, 0]])

@@ -45,7 +45,7 @@ async def test_a_sample_is_no_span_and_a_decision_is(tmp_path: Path) -> None:
         with recorded_spans() as recorded:
             allocator = AllocatorSettings.load({}, warm_up_s=0.1)
             async with run_in_process(Allocator, allocator, MemoryBus(broker)) as deciding:
-                await until(lambda: "respond cmd.limits.{node}" in below("allocator.decide", recorded), within_s=30)
+                await until(lambda: "respond cmd.limits.{node}" in below("allocator.decide", recorded))
                 steps = deciding._allocation.step_count
 
     assert idle.names() == []

@@ -11,6 +11,7 @@ import pytest
 from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, WriteOutcome
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.v1 import CgroupV1Host
+from services.agent.state_files import StateDirectory
 from tests.support.fake_cgroupfs import (
     CONTAINER,
     DIRECTORY,
@@ -215,6 +216,34 @@ def test_what_another_hand_wrote_counts_once_it_was_read(kernel, host, open_hand
     handle.read_limits()
     handle.write_quota(30_000)
     assert host.no_op_writes == 0
+
+
+def test_configured_are_the_limits_before_any_agent_also_to_the_next_one(kernel, tmp_path):
+    state = StateDirectory(tmp_path / "state")
+    state.make()
+    kernel.set("cpu.cfs_period_us", "50000")
+    handle = open_host(fake_layout(kernel.base, 1), state).open(CONTAINER)
+    assert handle is not None
+    handle.write_quota(30_000)
+    handle.write_memory(100 * MIB)
+    # 20,000 us of 50,000 are 40,000 of 100,000
+    assert handle.configured == Limits(40_000, 64 * MIB)
+    handle.close()
+
+    after = open_host(fake_layout(kernel.base, 1), state).open(CONTAINER)
+    assert after is not None
+    assert after.configured == Limits(40_000, 64 * MIB)
+    assert after.read_limits() == Limits(30_000, 100 * MIB)
+    after.restore()
+    after.close()
+
+
+def test_containers_without_limits_came_without(kernel, open_handle):
+    kernel.set("cpu.cfs_quota_us", "-1")
+    kernel.set("memory.limit_in_bytes", V1_HUGE)
+    handle = open_handle()
+    handle.write_quota(30_000)
+    assert handle.configured == Limits(UNLIMITED, UNLIMITED)
 
 
 def test_oom_kills(open_handle):

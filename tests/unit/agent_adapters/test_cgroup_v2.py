@@ -180,6 +180,26 @@ def test_restoring_no_limit(kernel, open_handle):
     assert kernel.writes == [("memory.max", str(100 * MIB)), ("memory.max", "max")]
 
 
+def test_configured_are_the_limits_before_any_agent_also_to_the_next_one(kernel, tmp_path):
+    state = StateDirectory(tmp_path / "state")
+    state.make()
+    handle = open_host(fake_layout(kernel.base, 2), state).open(CONTAINER)
+    assert handle is not None
+    kernel.set("cpu.max", "50000 200000")  # by others, before any agent
+    handle.read_limits()
+    assert handle.configured == Limits(25_000, 64 * MIB)
+    handle.write_memory(100 * MIB)
+    assert handle.configured == Limits(25_000, 64 * MIB)
+    handle.close()
+
+    after = open_host(fake_layout(kernel.base, 2), state).open(CONTAINER)
+    assert after is not None
+    assert after.configured == Limits(25_000, 64 * MIB)
+    assert after.read_limits() == Limits(25_000, 100 * MIB)
+    after.restore()
+    after.close()
+
+
 def test_oom_kills(open_handle):
     assert open_handle().read_oom_kills() == 3
 

@@ -10,6 +10,8 @@ import threading
 import pytest
 
 from schemas.containers import ContainerSource
+from services._host import docker_engine
+from services.agent.discovery import docker
 from services.agent.discovery.docker import (
     ContainerTable,
     DockerDiscovery,
@@ -139,7 +141,12 @@ def test_rejected_once(proc):
     assert len(table.update([bad], lambda _: 1)) == 1
 
 
-async def test_without_an_engine_it_waits_unavailable_and_ends_quickly(tmp_path):
+async def test_without_an_engine_it_waits_unavailable_and_ends_quickly(tmp_path, monkeypatch):
+    """Its end waits for no pause of its threads: here they would last ten minutes, and so would its patience."""
+    for name in ("FIRST_RETRY_S", "LAST_RETRY_S"):
+        monkeypatch.setattr(docker_engine, name, 600.0)
+        monkeypatch.setattr(docker, name, 600.0)
+    monkeypatch.setattr(docker, "STOP_GRACE_S", 600.0)
     discovery = DockerDiscovery(f"unix://{tmp_path}/absent.sock")
     reports = []
     task = asyncio.create_task(discovery.run(reports.append))
@@ -148,6 +155,6 @@ async def test_without_an_engine_it_waits_unavailable_and_ends_quickly(tmp_path)
     await until(lambda: reports[:1] == [SourceAnswered(ContainerSource.DOCKER, exists=False)])
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        async with asyncio.timeout(0.9):
+        async with asyncio.timeout(60):
             await task
     await until(lambda: not any(thread.name.startswith("docker-") for thread in threading.enumerate()))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services._host.bpf.loader import LOAD_DEADLINE_S, KernelPrograms, KernelProgramsError
+from services._host.bpf.loader import KernelPrograms
+from services._host.bpf.loader_process import LOAD_DEADLINE_S, KernelProgramsError
 from services._host.bpf.records import VERSION
 from tests.support.cgroup_lab import wait_until
 
@@ -131,9 +132,9 @@ def test_a_loader_that_ends_is_noticed(start: Start) -> None:
     [
         ("send(2, b'cgroups failed: no BTF')\n" + READY, "cgroups failed: no BTF"),
         (READY, "has no table of control groups"),
-        ("send(3, version=9)", f"speaks version 9, the agent {VERSION}: make kernel"),
+        ("send(3, version=9)", f"speaks version 9, not {VERSION}: make kernel"),
         ("sys.exit(7)", "ended with exit code 7"),
-        ("agent.send(b'xy')\nagent.recv(1)", "says what nobody understands"),
+        ("agent.send(b'xy')\nagent.recv(1)", "sends packets of an unknown form"),
     ],
 )
 def test_why_there_is_none_is_a_sentence(start: Start, lines: str, reason: str) -> None:
@@ -142,7 +143,7 @@ def test_why_there_is_none_is_a_sentence(start: Start, lines: str, reason: str) 
 
 
 def test_one_that_says_nothing_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services._host.bpf.loader.LOAD_DEADLINE_S", 0.2)
+    monkeypatch.setattr("services._host.bpf.loader_process.LOAD_DEADLINE_S", 0.2)
     assert LOAD_DEADLINE_S > 1
     with pytest.raises(KernelProgramsError, match=r"said nothing for 0\.2 s"):
         start("agent.recv(1)")

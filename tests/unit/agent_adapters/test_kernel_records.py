@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from schemas.apps import PERIOD_US
 from services._host.bpf.cgroup_table import _RowIndex
-from services._host.bpf.loader import KernelPrograms, KernelProgramsError
+from services._host.bpf.congestion import CongestionCounters
+from services._host.bpf.loader import KernelPrograms
+from services._host.bpf.loader_process import KernelProgramsError
 from services._host.bpf.records import (
     COUNTERS,
     TABLE_ROWS,
@@ -27,6 +29,7 @@ from services._host.bpf.records import (
     Kind,
 )
 from services._host.cgroup_snapshot import Counters
+from services.runner.core.flow_records import RECORD, FlowRecord
 
 HEADER: Final = (Path(__file__).resolve().parents[3] / "kernel" / "records.h").read_text(encoding="utf-8")
 
@@ -70,6 +73,23 @@ def test_a_writer_is_what_the_kernel_writes() -> None:
     assert define("TB_COMM_BYTES") == WRITER_COMM_BYTES
     assert define("TB_NAME_BYTES") == WRITER_NAME_BYTES
     assert WRITER.size == 4 + 4 + 16 + 8 * 96
+
+
+def test_an_iteration_is_what_the_kernel_writes() -> None:
+    body = re.search(r"struct tb_iteration \{(.*?)\};", HEADER, re.DOTALL)
+    assert body
+    fields = re.findall(r"^\t(\w+) (\w+(?:\[\d+\])?);", body[1], re.MULTILINE)
+    assert [name for _, name in fields[:6]] == [*FlowRecord._fields[:6]]
+    assert fields[-1] == ("char", "congestion_control[16]")
+    sizes = {"__u64": 8, "__u32": 4, "__u16": 2, "__u8": 1, "char": 1}
+    lengths = [int(name.partition("[")[2].rstrip("]") or 1) for _, name in fields]
+    assert sum(sizes[kind] * length for (kind, _), length in zip(fields, lengths, strict=True)) == RECORD.size
+
+
+def test_counters_of_mltcp_are_what_the_kernel_counts() -> None:
+    body = re.search(r"struct tb_congestion_counters \{(.*?)\};", HEADER, re.DOTALL)
+    assert body
+    assert re.findall(r"^\t__u64 (\w+);", body[1], re.MULTILINE) == list(CongestionCounters._fields)
 
 
 ids = st.lists(st.integers(1, 60), unique=True, min_size=1, max_size=20)

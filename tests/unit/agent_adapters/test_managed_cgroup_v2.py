@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from services._host.cgroup_processes import CgroupProcesses
 from services._host.cgroupfs import CgroupUnavailableError, ManagedCgroup, can_manage
 from tests.support.fake_cgroupfs import DIRECTORY, fake_layout, materialise
 
@@ -61,6 +63,21 @@ def test_a_quota_may_have_a_period_of_its_own_and_be_taken_away(top):
 def test_the_whole_group_is_killed_by_one_write(top):
     ManagedCgroup(fake_layout(top.parent, 2), DIRECTORY).kill()
     assert (top / DIRECTORY / "cgroup.kill").read_text() == "1"
+
+
+def test_a_group_is_frozen_and_thawed_by_one_write(top):
+    plain = fake_layout(top.parent, 2)
+    layout = replace(plain, freezer=plain.mounts["cpu"])
+    (top / DIRECTORY / "cgroup.freeze").write_text("0")
+    group = ManagedCgroup(layout, DIRECTORY, freezer=True)
+    assert group.freeze()
+    assert (top / DIRECTORY / "cgroup.freeze").read_text() == "1"
+    again = CgroupProcesses(**group.place)
+    assert again.thaw()
+    assert (top / DIRECTORY / "cgroup.freeze").read_text() == "0"
+    (top / DIRECTORY / "cgroup.freeze").unlink()  # a kernel before 5.2
+    assert not group.freeze()
+    assert not ManagedCgroup(layout, DIRECTORY).freeze()
 
 
 def test_a_parent_that_cannot_pass_controllers_on_is_named(top):

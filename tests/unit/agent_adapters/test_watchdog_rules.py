@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,7 +61,8 @@ class Bench:
 
     def start(self) -> None:
         options = Options(self.state, self.lock, os.getpid(), self.deadline_s, SILENCE_S)
-        self._thread = threading.Thread(target=Watchdog(options, self._read_end).run)
+        self.watchdog = Watchdog(options, self._read_end)
+        self._thread = threading.Thread(target=self.watchdog.run)
         self._thread.start()
 
     @property
@@ -79,7 +81,7 @@ class Bench:
     def close(self) -> None:
         os.write(self.write_end, b"q")
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(60)
             assert self.ended
         os.close(self.write_end)
         os.close(self._read_end)
@@ -245,7 +247,7 @@ def test_a_wait_is_noted_for_the_next_agent_and_counts_from_the_agents_last_sign
     v1.start()
     wait_until(lambda: v1.state.oom_wait_since_ns(CONTAINER.key) is not None)
     noted_ns = v1.state.oom_wait_since_ns(CONTAINER.key)
-    assert start_ns <= noted_ns <= start_ns + SILENCE_S * 1e9
+    assert start_ns <= noted_ns <= time.monotonic_ns() - SILENCE_S * 1e9
     v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
     v1.kernel.set("memory.usage_in_bytes", str(10 * MIB))
     wait_until(lambda: v1.state.oom_wait_since_ns(CONTAINER.key) is None, what="the note gone")
@@ -315,13 +317,20 @@ def test_reclaim_that_spins_at_the_limit_is_a_wait_without_an_event(v1):
     wait_until(lambda: trap(v1) == "0", what="the end of the wait")
 
 
-def test_while_bytes_come_nothing_is_done(v1):
+def test_while_bytes_come_nothing_is_done(v1, monkeypatch):
+    """By a clock of the test's own: this machine may stand still between two bytes."""
+    now_s = time.monotonic()
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep, time_ns=time.time_ns)
+    )
     v1.book.give(APP, 100 * MIB)
     v1.start()
     for _ in range(20):
+        now_s += 0.9 * SILENCE_S
         os.write(v1.write_end, b".")
-        assert not threading.Event().wait(0.01)
+        wait_until(lambda s=now_s: v1.watchdog._last_beat_s == s, what="the byte heard")
     assert v1.kernel.writes == []
+    now_s += 1.1 * SILENCE_S
     wait_until(lambda: v1.kernel.writes, what="silence")
 
 
@@ -366,9 +375,9 @@ def test_one_missed_beat_is_enough_where_a_wait_is_beyond_its_deadline(v1, monke
     """Else an agent that freezes just before the deadline would lengthen the wait by the whole silence."""
     monkeypatch.setattr(f"{__name__}.SILENCE_S", 60.0)
     v1.deadline_s = 0.3
+    began_s = time.monotonic()
     v1.state.record_oom_wait(CONTAINER.key, time.monotonic_ns())
     v1.start()
-    began_s = time.monotonic()
     wait_until(lambda: trap(v1) == "0")
 
-    assert 0.2 < time.monotonic() - began_s < 5
+    assert 0.3 <= time.monotonic() - began_s < 50

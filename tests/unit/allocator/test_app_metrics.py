@@ -11,8 +11,8 @@ from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
 from services.allocator.app_metrics import NAMES, app_metrics, largest_apps
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.app_usage import TOTALS, AppUsage, PreviousSample
 from services.allocator.state.budget import StepTime
+from services.allocator.state.totals import TOTALS, AppUsage, PreviousSample
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 from tests.support.lossy_cluster import owning
 
@@ -108,6 +108,26 @@ def test_what_holds_now(allocation):
     assert found["turnbuckle_app_memory_allocated_bytes"] == pools.limit_committed_bytes[0] > 0
 
 
+def test_baseline_and_held_are_counted_over_time(allocation):
+    """0.5 cores and 100 MiB that a container came with; observed, so that 0.1 cores of use are above no limit."""
+    allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=2.0, memory_limit=1 << 30, mode="observe"))
+    for tick in range(12):
+        came_with = {"configured_cpu_us": 50_000, "configured_memory_bytes": 100 * MIB}
+        now_ns = tick * PERIOD_NS
+        samples = batch(tick, [Row(quota_us=50_000, used_us=10_000)], **came_with)
+        allocation.step([samples], StepTime(now_ns, START_NS + now_ns))
+
+    found = read(allocation)
+
+    # From the second step on: 10 periods of 0.1 s
+    assert found["turnbuckle_app_savings_covered_seconds_total"] == pytest.approx(1.0)
+    assert found["turnbuckle_app_cpu_baseline_seconds_total"] == pytest.approx(0.5)
+    assert 0.1 < found["turnbuckle_app_cpu_held_seconds_total"] < 0.5
+    assert found["turnbuckle_app_memory_baseline_byte_seconds_total"] == pytest.approx(100 * MIB)
+    assert found["turnbuckle_app_memory_held_byte_seconds_total"] > 100 * MIB, "with what is withheld"
+    assert found["turnbuckle_app_cpu_excess_seconds_total"] == 0
+
+
 def test_an_application_that_is_released_has_none_and_begins_anew(allocation):
     step(allocation, 0, Row())
     allocation.release("shop")
@@ -149,11 +169,13 @@ def test_totals_equal_a_sum_by_hand(steps):
     for rows in steps:
         app = np.array([row[0] for row in rows])
         reported = {name: np.array([row[at + 1] for row in rows]) for at, name in enumerate(COLUMNS)}
-        none = np.zeros(len(rows), dtype=np.int64)
-        usage.add(app, reported, none, PreviousSample(none, none))
+        none, decided = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), 500_000)
+        usage.add(app, reported, none, PreviousSample(none, none, decided))
         for owner, periods, throttled, used, unused, held, kills, flags in rows:
             whole = 0 if flags & SampleFlag.EARLY else periods
-            expected[owner] += (whole, throttled, used * whole, unused * whole, held * whole, kills)
+            excess = max(used - 500_000, 0)
+            above = (whole if excess else 0, excess * whole)
+            expected[owner] += (whole, throttled, used * whole, unused * whole, held * whole, kills, *above)
 
     for app in range(5):
         assert usage.of(app) == dict(zip(TOTALS, expected[app].tolist(), strict=True))

@@ -103,7 +103,7 @@ def test_an_owner_does_not_ask_in_vain_each_period():
     """Refused once, it knows what the node has left: no order goes out that would be refused again."""
     shared = node_of_2_gib()
     shared.start_container("shop")
-    shared.start_container("other", limit_bytes=1700 * MIB)  # nobody decides for it
+    shared.start_container("other", limit_bytes=1700 * MIB)  # no allocator owns it
     for _ in range(10):
         period(shared)
     before = shared.node.budget.rejections

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schemas.apps import AppSpec
-from services.agent.limits.cpu_budget import CpuBudget
+from services.agent.limits.accepted_updates import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget
 from services.allocator.state.budget import committed_limits
 from tests.support.examples import examples
@@ -33,7 +33,7 @@ class SharedNodeMachine(RuleBasedStateMachine):
         )
         memory = MemoryBudget(allocatable + 100 * MIB, 100 * MIB, 100 * MIB)
         self.shared = SharedNode(self.specs, memory, None if ratio is None else CpuBudget(2, ratio), busy)
-        if bystander is not None:  # nobody decides for it; it came with limits of its own
+        if bystander is not None:  # no allocator owns it; it came with limits of its own
             self.shared.start_container("other", limit_bytes=bystander, quota_us=90_000)
         for app in containers:
             self.shared.start_container(app)

@@ -1,14 +1,14 @@
 """Two applications that together may use more cores than their node's ratio allows: who gets what, who asks in vain."""
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
-from services.agent.limits.cpu_budget import CpuBudget
-from services.allocator.columns import NO_BOUND, Rows
-from services.allocator.state.budget import node_cpu_headroom
+from services.agent.limits.accepted_updates import CpuBudget
+from services.allocator.columns import NO_BOUND
+from services.allocator.state.budget import node_headrooms
+from services.allocator.state.cluster_state import ClusterState, NodeState
 from tests.support.shared_node import SharedNode
 
 GIB = 1 << 30
@@ -77,7 +77,8 @@ def test_a_busy_node_cuts_slack_where_another_application_lacks_it():
 
 def test_raises_in_flight_count_against_what_a_node_has_left():
     """One row without a quota that uses 20 ms and is given 50, one raised from 40 to 60, one cut."""
-    rows = Rows()
+    cluster = ClusterState(nodes=[NodeState("n1", 1, cpu_headroom_us=80_000), NodeState("n2", 1)])
+    rows = cluster.rows
     rows.append(3)
     rows.quota_us[:], rows.used_us[:], rows.quota_inflight_us[:] = (
         [-1, 40_000, 90_000],
@@ -85,7 +86,7 @@ def test_raises_in_flight_count_against_what_a_node_has_left():
         [50_000, 60_000, 10_000],
     )
     rows.node[:] = [0, 0, 1]
-    left = node_cpu_headroom(np.array([80_000, NO_BOUND]), rows)
+    _, left = node_headrooms(cluster)
     assert left.tolist() == [80_000 - 30_000 - 20_000, NO_BOUND]
 
 

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from schemas.apps import AppSpec
-from schemas.limits import LimitUpdate
+from schemas.limits import LimitDecisions, LimitUpdate
 from schemas.message import Message
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.queries import ExplainRequest, StateRequest
@@ -56,7 +56,7 @@ class Pair:
         return [allocator._membership.leases.held for allocator in self.allocators]
 
     async def ask(self, endpoint, request: Message) -> Message:
-        return await self.bus.request(endpoint.template.subject("tb"), request, timeout_s=2)
+        return await self.bus.request(endpoint.template.subject("tb"), request, timeout_s=60)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def pair() -> AsyncIterator[Pair]:
         await pair.announce(app)
     async with AsyncExitStack() as stack:
         for bus in pair.buses:
-            settings = AllocatorSettings.load({}, lease_ttl_s=0.5)
+            settings = AllocatorSettings.load({}, lease_ttl_s=10)
             pair.allocators.append(await stack.enter_async_context(run_in_process(Allocator, settings, bus)))
         await until(lambda: all(pair.held) and sum(map(len, pair.held)) == len(NAMES), what="a share for each")
         yield pair
@@ -121,7 +121,7 @@ async def test_unknown_applications_are_named_as_such(pair):
 
 async def test_memory_requests_are_answered_by_the_owner_alone(pair):
     for app in NAMES:
-        reply = await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=1)
+        reply = await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=60)
         assert isinstance(reply, MemoryReply)
         epochs = [held[app] for held in pair.held if app in held]
         assert [reply.epoch] == epochs
@@ -134,7 +134,7 @@ async def test_an_owner_that_cannot_renew_its_heartbeat_answers_no_requests(pair
     monkeypatch.setattr(LeaseManager, "may_decide", lambda _core, _now_s: False)
 
     with pytest.raises(RequestRefusedError, match="retry") as refusal:
-        await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=1)
+        await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=60)
 
     assert refusal.value.code == 503
 
@@ -150,22 +150,67 @@ async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeyp
         await pair.bus.subscribe(pattern.pattern("tb"), lambda delivery: sent.append(delivery.message))
     step = owner._allocation.step
 
-    def stop_after(*arguments) -> Outcome:
-        outcome = step(*arguments)
-        if outcome.decisions and outcome.updates and not stopped:
+    def stop_before_sending(batches, time, send) -> Outcome:
+        decided = []
+
+        def stop(updates) -> None:
             monkeypatch.setattr(LeaseManager, "may_decide", lambda core, _now_s: core is not owner._membership.leases)
-            stopped.append((outcome, len(sent)))
+            decided.append(len(sent))
+            send(updates)
+
+        outcome = step(batches, time, stop)
+        if decided:
+            stopped.append((outcome, decided[0]))
         return outcome
 
-    monkeypatch.setattr(owner._allocation, "step", stop_after)
+    monkeypatch.setattr(owner._allocation, "step", stop_before_sending)
     async with run_in_process(Agent, settings, MemoryBus(pair.broker)):
-        await until(lambda: stopped, within_s=30, what="a step with decisions")
+        await until(lambda: stopped, what="a step with decisions")
         [(outcome, before)] = stopped
-        await until(lambda: owner._sender.lost >= len(outcome.updates), within_s=30, what="its orders given up")
+        assert outcome.decisions
+        await until(lambda: owner._sender.lost >= len(outcome.updates), what="its orders given up")
         assert not {message.seq for message in sent[before:] if isinstance(message, LimitUpdate)} & {
             update.seq for update in outcome.updates
         }
         assert not any(decisions in sent for decisions in outcome.decisions)
+
+
+async def test_limit_updates_leave_before_anything_is_told_or_counted(pair, monkeypatch, tmp_path):
+    app = next(iter(pair.held[0]))
+    owner, steps = pair.allocators[0], [[]]
+    load = {"app": app, "scenario": demo_scenario().model_dump(mode="json")}
+    (tmp_path / "load.json").write_text(json.dumps([load]), encoding="utf-8")
+    settings = AgentSettings.load({}, node="n1", host="simulated", scenario_file=tmp_path / "load.json")
+    step, publish = owner._allocation.step, owner._bus.publish
+
+    def noted(holder, name):
+        original = getattr(holder, name)
+
+        def note(*arguments, **keywords):
+            steps[-1].append(name)
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(holder, name, note)
+
+    def noted_step(*arguments):
+        steps.append([])
+        return step(*arguments)
+
+    def noted_publish(subject, message):
+        if isinstance(message, LimitDecisions) and message.update_seq_last:  # others have no limit update
+            steps[-1].append("publish")
+        publish(subject, message)
+
+    for holder, name in ((owner._bus, "send_request"), (owner._bus, "write_now"), (owner._allocation.savings, "add")):
+        noted(holder, name)
+    monkeypatch.setattr(owner._allocation, "step", noted_step)
+    monkeypatch.setattr(owner._bus, "publish", noted_publish)
+    async with run_in_process(Agent, settings, MemoryBus(pair.broker)):
+        await until(lambda: any("publish" in done for done in steps), within_s=30, what="a step with decisions")
+
+    done = next(done for done in steps if "publish" in done)
+    assert done[:2] == ["send_request", "write_now"]
+    assert done.index("add") < done.index("publish")
 
 
 async def test_a_withdrawn_application_is_unsubscribed_and_owned_again_when_announced_again(pair):
@@ -180,7 +225,7 @@ async def test_a_withdrawn_application_is_unsubscribed_and_owned_again_when_anno
     await pair.announce(app)
 
     await until(lambda: any(held.get(app, 0) > before for held in pair.held), what="owned again")
-    assert isinstance(await pair.bus.request(subject, memory_request(app), timeout_s=1), MemoryReply)
+    assert isinstance(await pair.bus.request(subject, memory_request(app), timeout_s=60), MemoryReply)
 
 
 async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
@@ -219,7 +264,7 @@ async def test_an_epoch_that_agents_refuse_is_outdone(pair):
 async def test_one_that_stops_leaves_its_share_at_once(pair):
     await pair.allocators[0].stop()
 
-    await until(lambda: len(pair.held[1]) == len(NAMES), within_s=0.4, what="all with the other")
+    await until(lambda: len(pair.held[1]) == len(NAMES), within_s=8, what="all with the other")
     leases = await pair.bus.bucket(LEASES).entries()
     assert [key for key in leases if key.startswith("replica.")] == [f"replica.{pair.allocators[1]._membership.id}"]
 

@@ -44,6 +44,7 @@ def test_the_report_compares_both_applications() -> None:
     assert report["static"]["throttled_share"] == 0.5
     assert report["static"]["median_cpu_slack_cores"] == 0.1
     assert report["static"]["median_memory_slack_bytes"] == 50 << 20
+    assert report["peak_memory_bytes"] == 90 << 20
     assert report["static"]["quota_writes"] == 0
     assert report["seconds"] == 0.9
     assert not report["simulated"]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,8 @@ from typer.testing import CliRunner, Result
 from services._runtime.command.output import errors_as_json, print_error, print_note
 from services._runtime.exit_code import ExitCode, plain_error, typed_json
 from services._runtime.service import entry
+from services._runtime.service.interpreter import isolated_command
 from services.cli.main import app
-from services.cli.toolkit.supervisor import free_port
 from tests.support.command_walk import ALL, LEAVES, OURS, SERVICES, TOOLS
 
 USAGE, NO_INPUT, UNAVAILABLE = ExitCode.USAGE, ExitCode.NO_INPUT, ExitCode.UNAVAILABLE
@@ -29,9 +34,13 @@ FAILING: dict[str, tuple[str, ExitCode]] = {
     "apps": ("", UNAVAILABLE),
     "top": ("--once", UNAVAILABLE),
     "explain": ("shop", UNAVAILABLE),
+    "savings": ("", UNAVAILABLE),
     "console": ("--context none", BAD_CONFIG),
     "doctor": ("--context none", BAD_CONFIG),
     "tap": ("--count 1", UNAVAILABLE),
+    "swap attach": ("/dev/none --size never", USAGE),
+    "swap detach": ("swap other", USAGE),
+    "swap status": ("swap", USAGE),
     "nats config": ("--out {file}", BAD_CONFIG),
     "nats declare": ("", UNAVAILABLE),
     "fabric plan": ("{none}", NO_INPUT),
@@ -41,16 +50,33 @@ FAILING: dict[str, tuple[str, ExitCode]] = {
     "fabric drain": ("{none} p1", NO_INPUT),
     "paths": ("", UNAVAILABLE),
     "rules": ("gpu-07", UNAVAILABLE),
-    "lab up": ("dual-tor --bfd never", USAGE),
+    "lab up dual-tor": ("--bfd never", USAGE),
+    "lab up dumbbell": ("--rate never", USAGE),
     "lab down": ("single-tor", USAGE),
     "lab status": ("dual-tor --prefix none", UNAVAILABLE),
     "lab fault": ("dual-tor --restore --prefix none", UNAVAILABLE),
     "lab meter": ("dual-tor --prefix none", UNAVAILABLE),
     "advise": ("{job}", UNAVAILABLE),
+    "plan": ("{none} --devices {none} --batch 8", NO_INPUT),
+    "train": ("{file} model.py:build --data data.py:batches --steps 1", BAD_DATA),
     "jobs list": ("", UNAVAILABLE),
     "jobs show": ("one", UNAVAILABLE),
+    "jobs simulate": ("{none} --slots 4", NO_INPUT),
+    "jobs submit": ("{none}", NO_INPUT),
+    "jobs queue": ("--ended 0s", UNAVAILABLE),
+    "jobs top": ("--once", UNAVAILABLE),
+    "jobs explain": ("one", UNAVAILABLE),
+    "jobs logs": ("one", UNAVAILABLE),
+    "jobs preempt": ("one --for soon", USAGE),
+    "jobs release": ("one", UNAVAILABLE),
+    "jobs cancel": ("one", UNAVAILABLE),
+    "jobs nodes": ("", UNAVAILABLE),
+    "jobs drain": ("n1", UNAVAILABLE),
+    "jobs undrain": ("n1", UNAVAILABLE),
     "profile": ("--out {file} --no-bus -- true", UNAVAILABLE),
     "features": ("{none}", BAD_DATA),
+    "devices": ("--out {none}/cluster.yaml", BAD_CONFIG),
+    "layers": ("m.py:build --out {none}/profile.json", BAD_CONFIG),
     "emulate": ("{none}", NO_INPUT),
     "vertex submit": ("{none}", NO_INPUT),
     "vertex ingest": ("", UNAVAILABLE),
@@ -65,19 +91,62 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")
 TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
 
 
+REPLAY = 'cat "$0/out"; cat "$0/err" >&2; exit "$1"'
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """What a tool's process is asked twice (with --json, and without) it is asked once: `REPLAY` repeats its answer."""
+    directory = tmp_path_factory.mktemp("recorded")
+
+    @cache
+    def command(*arguments: str) -> list[str]:
+        environment = os.environ | TERMINAL | {"NO_COLOR": "1"}
+        done = subprocess.run(
+            isolated_command(*arguments), env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        answer = directory / str(len(list(directory.iterdir())))
+        answer.mkdir()
+        (answer / "out").write_bytes(done.stdout)
+        (answer / "err").write_bytes(done.stderr)
+        return ["sh", "-c", REPLAY, str(answer), str(done.returncode)]
+
+    return command
+
+
+@pytest.fixture(autouse=True)
+def tools_answer_once(recorded: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services._runtime.command.tool_shell.isolated_command", recorded)
+
+
+@pytest.fixture(scope="module")
+def closed_port() -> Iterator[int]:
+    """Bound, so that no other process can listen there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Paths for `FAILING`."""
+    directory = tmp_path_factory.mktemp("files")
+    (directory / "app.yaml").write_text("name: shop\ncpu_limit: 1\nmemory_limit: 1GiB\n")
+    (directory / "file").write_text("nothing of use")
+    (directory / "job.yaml").write_text(JOB)
+    names = {"app": "app.yaml", "file": "file", "job": "job.yaml", "none": "none.yaml"}
+    return {key: str(directory / name) for key, name in names.items()}
+
+
 @pytest.fixture
-def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
-    """Paths for `FAILING`; no server answers, and no context of the user's is used."""
+def files(paths: dict[str, str], closed_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """`paths`, where no server answers, and no context of the user's is used."""
     for variable in ("NATS_CONTEXT", "TURNBUCKLE_NATS_URL", "TURNBUCKLE_NATS_CONTEXT"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("NATS_URL", f"nats://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("NATS_URL", f"nats://127.0.0.1:{closed_port}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("services._runtime.command.connection.CONNECT_TIMEOUT_S", 0.3)
-    (tmp_path / "app.yaml").write_text("name: shop\ncpu_limit: 1\nmemory_limit: 1GiB\n")
-    (tmp_path / "file").write_text("nothing of use")
-    (tmp_path / "job.yaml").write_text(JOB)
-    names = {"app": "app.yaml", "file": "file", "job": "job.yaml", "none": "none.yaml"}
-    return {key: str(tmp_path / name) for key, name in names.items()}
+    return paths
 
 
 def failing(typed: str, files: dict[str, str], *more: str) -> list[str]:

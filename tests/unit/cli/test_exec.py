@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._host.cgroupfs import CgroupLayout, ControllerMount
+from services._host.cgroupfs import CgroupLayout, ControllerMount, ManagedCgroup
 from services._runtime.bus.api import CredentialsRefusedError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.command.connection import find_server
 from services._runtime.command.errors import UsageError
 from services.cli.apps.announced import unmanaged_note, unmanaged_sentence
-from services.cli.apps.managed_process import ManagedCommand, killed_sentence, make_group, oom_kills
+from services.cli.apps.managed_process import ManagedCommand, killed_sentence, make_group
 from services.cli.main import app
 from services.cli.toolkit.supervisor import free_port
 
@@ -77,8 +77,8 @@ def test_a_kill_of_the_kernel_is_explained(tmp_path: Path, version: int, file: s
     mount = ControllerMount(str(tmp_path), "/", read_only=False)
     layout = CgroupLayout(version, hybrid=False, mounts={"memory": mount})
     (tmp_path / "g").mkdir()
-    assert oom_kills(layout, "g") == 0, "a kernel that does not tell"
+    assert ManagedCgroup(layout, "g").oom_kills() == 0, "a kernel that does not tell"
     (tmp_path / "g" / file).write_text(text)
 
-    assert oom_kills(layout, "g") == 3
+    assert ManagedCgroup(layout, "g").oom_kills() == 3
     assert killed_sentence("shop", 3).startswith("the kernel killed it at its memory limit (3 in its group)")

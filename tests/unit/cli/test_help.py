@@ -13,6 +13,7 @@ from services._runtime.command.tool_command import describe
 from services._runtime.service.interpreter import installed_services
 from services.cli.command_table import COMMANDS
 from services.cli.main import app
+from services.scheduler.commands import COMMANDS as JOB_COMMANDS
 from tests.support.command_walk import ALL, OURS, SERVICES, TOOLS
 
 
@@ -66,7 +67,7 @@ def test_tools_look_like_every_other_command(typed: str) -> None:
     assert all(f"turnbuckle {example}" in shown.stdout for example in TOOLS[typed].examples)
 
 
-@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [*COMMANDS, *JOB_COMMANDS], ids=lambda entry: entry.name)
 def test_the_list_says_what_the_command_says(entry: LazyCommand) -> None:
     help_text = (entry.load().help or "").partition("\n\n")[0].replace("\n", " ")
     assert help_text == entry.summary
@@ -98,11 +99,14 @@ def test_every_command_has_a_form_for_programs(typed: str) -> None:
     ("words", "offered"),
     [
         ("turnbuckle ex", {"exec", "explain"}),
-        ("turnbuckle run a", {"agent", "allocator", "advisor"}),
+        ("turnbuckle run a", {"agent", "aggregator", "allocator", "advisor"}),
         ("turnbuckle fabric ", {"plan", "up", "check", "drain", "down"}),
         ("turnbuckle prices ", {"list", "refresh"}),
         ("turnbuckle profile --w", {"--workers"}),
         ("turnbuckle jobs import --d", {"--dry-run"}),
+        ("turnbuckle devices --mea", {"--measure"}),
+        ("turnbuckle jobs s", {"show", "submit", "simulate"}),
+        ("turnbuckle jobs submit --pre", {"--preemption"}),
     ],
 )
 def test_a_shell_completes(words: str, offered: set[str]) -> None:

@@ -36,6 +36,12 @@ def test_every_command_has_help_with_examples(command: str) -> None:
         ["up", "dual-tor", "--bfd", "fast"],
         ["up", "dual-tor", "--bfd", "1x3"],
         ["up", "dual-tor", "--prefix", "No Name"],
+        ["up", "dumbbell", "--pairs", "0"],
+        ["up", "dumbbell", "--rate", "100MB"],
+        ["up", "dumbbell", "--rate", "1bit"],
+        ["up", "dumbbell", "--prefix", "No Name"],
+        ["down", "three-tier"],
+        ["status", "dumbbell"],
         ["fault", "dual-tor"],
         ["fault", "dual-tor", "fire"],
         ["fault", "dual-tor", "link-down", "--every", "2"],
@@ -69,10 +75,11 @@ def test_a_record_that_cannot_be_read_is_named() -> None:
     assert str(directory / "lab.json") in result.stderr.replace("\n", "")
 
 
-def test_without_rights_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("topology", ["dual-tor", "dumbbell"])
+def test_without_rights_the_command_says_so(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
 
-    result = runner.invoke(app, ["lab", "up", "dual-tor"])
+    result = runner.invoke(app, ["lab", "up", topology])
 
     assert result.exit_code == ExitCode.UNAVAILABLE  # as `fabric` and `exec` without rights
     assert "sudo turnbuckle lab" in result.stderr

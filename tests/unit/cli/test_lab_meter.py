@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from itertools import repeat
+from pathlib import Path
 
 import pytest
 
 from services._runtime.command.errors import CommandError
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
-from services.fabric.testbed.streams import StreamPlan, StreamsPlan, _Stream
+from services.fabric.testbed.streams import _PACKET, StreamPlan, StreamsPlan, _run_command, _Stream
 from tests.support.lab_faults import link_down, switch_dead
 
 MS = 1_000_000
@@ -58,6 +61,24 @@ def test_what_is_under_way_is_neither_sent_nor_lost() -> None:
 
     # Two rounds of two flows are older than 200 ms, one packet is lost; that of 9 ms was sent before the reset.
     assert (report.sent, report.received) == (4, 3)
+
+
+def test_what_waits_to_be_taken_when_a_report_is_asked_for_has_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The meter's own process may stand still between taking packets and a report."""
+    sent_ns = time.monotonic_ns() - 1_000 * MS
+    (tmp_path / "commands").write_text("report 0\n")
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with sender, receiver, (tmp_path / "commands").open() as commands:
+        receiver.settimeout(0)
+        sender.send(_PACKET.pack(0, 1, sent_ns))
+        late = _Stream(PLAN, receiver, [sender], [[]], sent_at=[sent_ns], sent=1)
+        monkeypatch.setattr("sys.stdin", commands)
+        assert _run_command([late])
+
+    [report] = json.loads(capsys.readouterr().out)
+    assert (report["sent"], report["received"]) == (1, 1)
 
 
 def test_packets_that_overtook_each_other_make_no_gap() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from services._host.netlink.constants import AF_INET, RTNH_F_DEAD, RTNH_F_LINKDOWN, Rtm
 from services._host.netlink.messages import Ack, Message, Request
-from services._host.netlink.rule_codec import Rule, add_rule
+from services._host.netlink.route_codec import Rule, add_rule
 from services.fabric.testbed import netlink
 from services.fabric.testbed.netlink import LabNetlink
 from services.fabric.testbed.topology import PortState

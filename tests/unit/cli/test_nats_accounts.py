@@ -10,8 +10,9 @@ from schemas.codec import CodecError, decode_as, encode
 from schemas.oom import MemoryReply
 from schemas.permissions import NODE_ROLES, Identity, Role, allowed, grants
 from schemas.registry import CHANNELS, Delivery
+from schemas.remote_memory import SlabReply
 from schemas.streams import BUCKETS, STREAMS
-from schemas.subjects import SubjectTemplate
+from schemas.subjects import SLAB_REQUESTS, SubjectTemplate
 from services.cli.nats.accounts import Account, Exchange, account_of, exchanges
 from services.cli.nats.config import User, users_text
 
@@ -21,7 +22,8 @@ STORED = [template for stream in STREAMS for template in stream.templates]
 
 
 def concrete(template: SubjectTemplate, node: str = NODES[0]) -> str:
-    return template.subject("tb", **{name: node if name == "node" else "x1" for name in template.parameters}).text
+    names = template.parameters
+    return template.subject("tb", **{name: node if name in {"daemon", "node"} else "x1" for name in names}).text
 
 
 def passing(subject: str, exporter: Account, importer: Account) -> list[Exchange]:
@@ -37,6 +39,12 @@ def may_hear(subject: str, *users: Identity) -> bool:
     return any(allowed(grants(user, "tb").subscribe, subject) for user in users)
 
 
+FROM_HOST_TO_HOST = {
+    concrete(channel.template, node)
+    for channel in CHANNELS
+    for node in NODES
+    if channel.delivery is Delivery.REQUEST and set(channel.senders) & set(channel.receivers) & set(NODE_ROLES)
+}
 SUBJECTS = sorted({concrete(channel.template, node) for channel in CHANNELS for node in NODES})
 
 
@@ -47,7 +55,16 @@ def test_what_hosts_say_arrives_once_and_nothing_else_does(subject: str) -> None
     ways = [each for each in services if each.kind == "service"]
     ways += [each for each in passing(subject, Account.HOSTS, Account.SERVICES) if each.kind == "stream"]
 
-    assert len(ways) == may_publish(subject, *HOSTS)
+    assert len(ways) == (may_publish(subject, *HOSTS) and subject not in FROM_HOST_TO_HOST)
+
+
+def test_what_hosts_ask_each_other_stays_among_them() -> None:
+    assert {concrete(SLAB_REQUESTS, node) for node in NODES} == FROM_HOST_TO_HOST
+    for subject in FROM_HOST_TO_HOST:
+        assert may_publish(subject, *HOSTS)
+        assert may_hear(subject, *HOSTS)
+        for account in (Account.SERVICES, Account.OBSERVERS):
+            assert passing(subject, Account.HOSTS, account) == passing(subject, account, Account.HOSTS) == []
 
 
 @pytest.mark.parametrize("template", STORED, ids=lambda each: each.text)
@@ -99,15 +116,19 @@ def test_an_observers_question_goes_to_the_account_that_answers() -> None:
 
 def test_what_services_answer_to_hosts_is_no_message_that_hosts_hear() -> None:
     """A host may name any subject of its account as the reply subject: another host would hear the answer there."""
-    answer = encode(MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, denial=""))
+    answers = (
+        MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, denial=""),
+        SlabReply(address="10.0.0.2:1", export="5f" * 32),
+    )
     heard = [channel for channel in CHANNELS if may_hear(concrete(channel.template), *HOSTS)]
     asked = [channel for channel in CHANNELS if channel.reply and may_publish(concrete(channel.template), *HOSTS)]
 
-    assert [channel.reply for channel in asked] == [MemoryReply], "another one has to be looked at here"
+    assert [channel.reply for channel in asked] == [*map(type, answers)], "another one has to be looked at here"
     assert len(heard) > 4
     for channel in heard:
-        with pytest.raises(CodecError):
-            decode_as(answer, channel.message)
+        for answer in answers:
+            with pytest.raises(CodecError):
+                decode_as(encode(answer), channel.message)
 
 
 def test_each_user_stands_in_its_account_and_one_account_stores() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services._runtime.command.errors import CommandError
-from services.cli.up.run_directory import hold_run_directory
+from services.cli.up.command import hold_run_directory
 
 
 def test_the_next_free_directory_is_used_and_a_free_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,33 @@ async def test_of_several_processes_of_a_service_one_may_end(tmp_path: Path) -> 
     await supervisor.stop_all()
 
 
+async def test_a_process_with_a_name_of_its_own_is_no_replica(tmp_path: Path) -> None:
+    """As the runners of several nodes: no other has its workers."""
+    supervisor = Supervisor(tmp_path, "nats://here", serving)
+    environment = {"ENDED": str(tmp_path / "ended")}
+    first, _ = [await supervisor.start("runner", environment, f"runner-n{number}") for number in (1, 2)]
+
+    assert (first.name, first.log_file.name) == ("runner-n1", "runner-n1.log")
+
+    first.process.kill()
+    first.process.wait()
+
+    with pytest.raises(ServiceDiedError, match=r"runner-n1 has ended \(signal 9\)"):
+        supervisor.check()
+    await supervisor.stop_all()
+
+
+async def test_a_runner_can_end_its_workers_also_where_all_is_to_end_at_once(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    supervisor = Supervisor(tmp_path, "nats://here", serving)
+    allocator = await supervisor.start("allocator", {"ENDED": str(ended)})
+    runner = await supervisor.start("runner", {"ENDED": str(ended)}, "runner-n1")
+    supervisor.kill_all()
+
+    assert (allocator.process.wait(60), runner.process.wait(60)) == (-9, 0)
+    assert ended.read_text() == "runner "
+
+
 async def test_a_refusal_to_start_is_told_in_the_services_own_words(tmp_path: Path) -> None:
     lines = [
         {"event": "starting", "level": "info"},

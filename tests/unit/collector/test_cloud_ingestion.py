@@ -13,8 +13,7 @@ from google.cloud.aiplatform_v1.types import JobState
 
 from schemas.jobs import CostKind
 from schemas.jobs import JobState as RecordState
-from services.collector.cloud.cost_tracker import FILE_NAME
-from services.collector.cloud.ingestion import Ingestion, PollResult
+from services.collector.cloud.ingestion import FILE_NAME, Ingestion, PollResult
 from services.collector.cloud.ports import CloudUncertainError
 from services.collector.cloud.providers import open_providers
 from services.collector.write_ahead_log import Journal, JournalFullError

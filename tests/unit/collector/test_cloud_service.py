@@ -63,9 +63,9 @@ async def test_a_full_disk_is_said_and_passes(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
             patch.setattr("services.collector.write_ahead_log.os.pwrite", full)
-            await until(lambda: "no space left for" in (collector.not_ready() or ""), within_s=30, what="the reason")
+            await until(lambda: "no space left for" in (collector.not_ready() or ""), what="the reason")
             assert (collector.not_ready() or "").startswith("journal: ")
-        await until(lambda: collector.not_ready() is None and stored(broker) == 2, within_s=30, what="both records")
+        await until(lambda: collector.not_ready() is None and stored(broker) == 2, what="both records")
 
 
 async def test_billing_away_is_said_and_other_jobs_go_on(google: FakeGoogleCloud, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ async def test_billing_away_is_said_and_other_jobs_go_on(google: FakeGoogleCloud
     broker = MemoryBroker()
     settings = google.settings(directory=tmp_path, lookback_days=3_650)
     async with run_in_process(Collector, settings, MemoryBus(broker)) as collector:
-        await until(lambda: "jobs: billing: read p.billing" in (collector.not_ready() or ""), within_s=30, what="why")
-        await until(lambda: stored(broker) == 1 and collector.not_ready() is None, within_s=30, what="the record")
+        await until(lambda: "jobs: billing: read p.billing" in (collector.not_ready() or ""), what="why")
+        await until(lambda: stored(broker) == 1 and collector.not_ready() is None, what="the record")
 
 
 async def test_what_a_journal_holds_is_published_also_without_a_cloud(tmp_path: Path) -> None:

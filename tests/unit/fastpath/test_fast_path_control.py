@@ -34,7 +34,7 @@ def ends(many_descriptors: None) -> Iterator[tuple[socket.socket, socket.socket]
     service, low = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with service, low, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, BEYOND_SELECT)) as high:
         low.close()
-        service.settimeout(10)
+        service.settimeout(60)
         yield service, high
 
 
@@ -62,8 +62,8 @@ def test_what_the_service_does_not_take_stays_in_order(ends: tuple[socket.socket
     found: list[int] = []
     reader = threading.Thread(target=lambda: found.extend(read(service) for _ in range(2_000 - taken)))
     reader.start()
-    link.send(waiting, within_s=30)
-    reader.join(30)
+    link.send(waiting, within_s=60)
+    reader.join(60)
     assert (not waiting, found) == (True, list(range(taken, 2_000)))
 
 
@@ -77,9 +77,9 @@ def test_a_service_that_is_gone_is_an_order_to_stop(ends: tuple[socket.socket, s
     leaves = threading.Timer(0.05, service.close)
     leaves.start()
     began_s = time.monotonic()
-    link.send(waiting, within_s=30)
-    assert time.monotonic() - began_s < 20, "nobody waits for who is gone"
-    leaves.join(10)
+    link.send(waiting, within_s=120)
+    assert time.monotonic() - began_s < 60, "nobody waits for who is gone"
+    leaves.join(60)
     assert waiting
     [order] = link.receive()
     assert order.kind is Command.STOP

@@ -11,8 +11,7 @@ import pytest
 from services._host import override_tables
 from services._host.netlink.constants import AF_INET, AF_INET6, Rtm
 from services._host.netlink.messages import Ack, Message, Request
-from services._host.netlink.route_codec import Hop, KernelRoute, delete_host_route
-from services._host.netlink.rule_codec import Rule, add_rule, decode_rule
+from services._host.netlink.route_codec import Hop, KernelRoute, Rule, add_rule, decode_rule, delete_host_route
 from services._host.override_tables import PROTOCOL, OverrideSocket, OverrideTables
 from services.fastpath.routes import override_request
 from services.fastpath.values import Write

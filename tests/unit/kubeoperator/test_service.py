@@ -213,7 +213,7 @@ async def test_what_cannot_be_announced_is_refused_with_a_condition_and_an_event
         assert event["type"] == "Warning"
         assert event["involvedObject"]["name"] == "web"
         reply = await cluster.ours.request(
-            KUBEOPERATOR_STATE.template.subject("tb"), KubeoperatorStateRequest(), timeout_s=30
+            KUBEOPERATOR_STATE.template.subject("tb"), KubeoperatorStateRequest(), timeout_s=60
         )
         assert isinstance(reply, KubeoperatorStateReply)
         assert [each.declared_by for each in reply.applications] == ["Application shop/taken", "Application shop/web"]

@@ -87,7 +87,7 @@ async def test_run_in_process() -> None:
     async with run_in_process(TinyService, TinySettings.load({}), bus) as service:
         bus.publish(CFS.subject("tb", app="shop", node="n1"), node_info(1))
         await until(lambda: service.received == 1)
-        reply = await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=1)
+        reply = await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=60)
 
     assert number_of(reply) == 1
     assert service.stopped

@@ -6,13 +6,31 @@ import asyncio
 import io
 import json
 import logging
+from itertools import pairwise
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services._runtime.clock import SystemClock
+from services._runtime.clock import SystemClock, until_multiple_s
 from services._runtime.telemetry.logging import LogLimiter, get_logger, log_once, setup_logging
 from tests.support.manual_clock import ManualClock
+
+SERVICES = (
+    "advisor",
+    "agent",
+    "aggregator",
+    "allocator",
+    "collector",
+    "fast_path",
+    "memory",
+    "planner",
+    "reconciler",
+    "runner",
+    "scheduler",
+    "slurm",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +87,28 @@ async def test_manual_clock_lets_a_loop_sleep_again() -> None:
 
 async def test_system_clock_returns_at_once_for_the_past() -> None:
     clock = SystemClock()
-    await asyncio.wait_for(clock.sleep_until(clock.monotonic() - 10), 1)
+    await asyncio.wait_for(clock.sleep_until(clock.monotonic() - 100), 60)
     now = clock.monotonic()
     await clock.sleep_until(now + 0.01)
 
     assert clock.monotonic() >= now + 0.01
     assert clock.time_ns() > 1_600_000_000_000_000_000
+
+
+@given(st.floats(0, 1e9), st.sampled_from([1.0, 2.0, 5.0]), st.sampled_from(["agent", "runner", "scheduler"]))
+def test_periodic_work_of_a_service_is_done_at_common_instants(now_s: float, period_s: float, service: str) -> None:
+    rest_s = until_multiple_s(period_s, now_s, service)
+    assert 0 < rest_s <= period_s
+    second_s = now_s + until_multiple_s(1.0, now_s, service)
+    late_s = (now_s + rest_s - second_s) % 1.0
+    assert min(late_s, 1.0 - late_s) < 1e-6, "longer periods end where a second does"
+
+
+def test_services_of_one_host_do_not_wake_up_at_the_same_instant() -> None:
+    """Those of a host whose services are all on it: none within a millisecond of another."""
+    wake_s = sorted(until_multiple_s(1.0, 1_000.0, service) for service in SERVICES)
+
+    assert min(later - earlier for earlier, later in pairwise(wake_s)) > 0.001
 
 
 def test_json_lines() -> None:

@@ -12,7 +12,7 @@ ANSWERS = {"zebra": {"show ip route json": '{"10.255.0.2/32": []}', "show versio
 
 async def test_questions_and_answers(tmp_path):
     async with FakeFrr(tmp_path / "h1", ANSWERS):
-        frr = Frr("h1", directory=tmp_path, within_s=0.2)
+        frr = Frr("h1", directory=tmp_path, within_s=60)
 
         assert await frr.show_json("zebra", "show ip route json") == {"10.255.0.2/32": []}
         assert await frr.ask("zebra", "show version") == "FRRouting 8.4.4"
@@ -21,7 +21,7 @@ async def test_questions_and_answers(tmp_path):
         with pytest.raises(FrrError, match=r"no JSON: 'FRRouting 8.4.4'"):
             await frr.show_json("zebra", "show version")
         with pytest.raises(FrrError, match=r"has not answered 'wait' within 0.2 s"):
-            await frr.ask("zebra", "wait")
+            await Frr("h1", directory=tmp_path, within_s=0.2).ask("zebra", "wait")
         with pytest.raises(FrrError, match=r"bgpd does not run: there is no .*h1/bgpd.vty; start FRR"):
             await frr.ask("bgpd", "show version")
 

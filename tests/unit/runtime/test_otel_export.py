@@ -156,7 +156,7 @@ async def test_metrics_are_read_on_the_event_loop(receiver: OtlpReceiver) -> Non
     health = Health(list, telemetry)
     beat = asyncio.create_task(health.beat())
     async with exporting(asked_for(receiver), ORIGIN, telemetry, health.samples):
-        await until(lambda: any(point.name == "turnbuckle.agent.samples" for point in receiver.points), within_s=10)
+        await until(lambda: any(point.name == "turnbuckle.agent.samples" for point in receiver.points))
     beat.cancel()
 
     found = {point.name: point for point in receiver.points}
@@ -195,6 +195,7 @@ def test_units_are_those_of_the_unified_code_for_units_of_measure() -> None:
     assert units["turnbuckle_app_cpu_limit_cores"] == "{core}"
     assert units["turnbuckle_app_memory_usage_bytes"] == "By"
     assert units["turnbuckle_app_cpu_usage_seconds_total"] == "s"
+    assert units["turnbuckle_app_memory_held_byte_seconds_total"] == "{byte_second}"
     assert units["turnbuckle_bus_connected_info"] == ""
     assert not [name for name, unit in units.items() if unit.endswith("s}") and not name.endswith(("_loss",))]
 

@@ -84,4 +84,4 @@ async def test_reconnection_ends_the_back_off() -> None:
         assert not await box.wait_empty(0.2)
         online[0] = True
         box.retry_now()
-        await until(lambda: not len(box), within_s=30)
+        await until(lambda: not len(box))

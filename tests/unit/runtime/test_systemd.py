@@ -16,7 +16,7 @@ from services._runtime.service.systemd import READY, STOPPING, Systemd
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
-        listening.settimeout(10.0)
+        listening.settimeout(60.0)
         yield listening
 
 
@@ -38,7 +38,7 @@ def test_an_abstract_socket_is_reached() -> None:
     name = f"turnbuckle-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
-        listening.settimeout(10.0)
+        listening.settimeout(60.0)
         Systemd({"NOTIFY_SOCKET": f"@{name}"}, 1).notify(STOPPING)
 
         assert listening.recv(100) == b"STOPPING=1"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from services._runtime.task_cancellation import cancel_all
+from services._runtime.task_cancellation import cancel_all, uninterrupted
 
 
 async def _deaf(times: int) -> int:
@@ -61,3 +62,28 @@ async def test_nothing_to_cancel_returns_at_once() -> None:
     assert await cancel_all([]) == set()
     assert await cancel_all([done]) == set()
     assert done.result() == "kept"
+
+
+async def test_a_call_in_a_thread_is_waited_for_however_often_it_is_cancelled() -> None:
+    may_end, done = threading.Event(), list[str]()
+
+    def work(what: str) -> None:
+        may_end.wait(60)
+        done.append(what)
+
+    task = asyncio.ensure_future(uninterrupted(work, "made"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["made"]
+
+
+async def test_a_call_in_a_thread_gives_its_result_or_its_error() -> None:
+    assert await uninterrupted(int, "7") == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        await uninterrupted(int, "x")

@@ -139,11 +139,11 @@ async def test_a_command_is_told_of_in_the_words_of_the_conventions(buses: tuple
 
     await server.serve(subject, answer)
     with recorded_spans() as recorded:
-        await client.request(subject, node_info(1), timeout_s=2)
+        await client.request(subject, node_info(1), timeout_s=60)
     sent, answered = recorded.named("request cmd.limits.{node}"), recorded.named("respond cmd.limits.{node}")
     refuse = True
     with recorded_spans() as refused, pytest.raises(RequestRefusedError):
-        await client.request(subject, node_info(1), timeout_s=2)
+        await client.request(subject, node_info(1), timeout_s=60)
 
     assert (sent.kind, answered.kind) == (SpanKind.CLIENT, SpanKind.SERVER)
     assert recorded.parent_of(answered) is sent
@@ -174,7 +174,7 @@ async def test_what_a_stream_held_before_is_no_part_of_a_trace(buses: tuple[Memo
 
     with recorded_spans() as recorded:
         client.publish_event(subject, container_event(1), message_id="1")
-        await client.flush(2)
+        await client.flush(60)
         replay = await reader.replay(CONTAINER_STREAM, take)
         await replay.caught_up()
         with span("allocator.decide"):

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services._runtime.command.errors import BadFileError
-from services._runtime.command.yaml_file import MAX_VALUES, BoundedLoader
+from services._runtime.command.yaml_file import MAX_VALUES, MOST_CHARACTERS, BoundedLoader
 from services.cli.advise.job_yaml import load_job
 from services.cli.apps.app_file import load_app_file
 from services.collector.emulator.grid import BadGridError, read
 from services.collector.transfer.importing import MappingError, read_mapping
 from services.fabric.host_file import load_host_file
+from services.planner.cluster_file import read_cluster
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "app.yaml": load_app_file,
@@ -47,6 +48,31 @@ def test_a_billion_laughs_are_refused_at_their_line(name: str, tmp_path: Path) -
     assert str(caught.value) == (
         f"{file}:4: not valid YAML: with the alias *v2 the file stands for more than {MAX_VALUES} values"
     )
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_character_that_no_yaml_has_is_refused_with_its_place(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text("name: a\0b\n")
+
+    with pytest.raises(ERRORS) as caught:
+        READERS[name](file)
+
+    said = "unacceptable character #x0000: special characters are not allowed (character 8)"
+    assert str(caught.value) == f"{file}: not valid YAML: {said}"
+
+
+def test_a_mistake_is_told_without_the_middle_of_a_value_of_thousands_of_characters(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"machines: {{a: {{devices: [{{kind: cpu, memory: {'9' * 4_000}x}}]}}}}\n")
+
+    with pytest.raises(BadFileError) as caught:
+        read_cluster(file)
+
+    begin, _, end = str(caught.value).partition(" ... ")
+    assert begin.startswith(f"{file}:1: machines.a.devices[0].memory: should be bytes, or such as 512MiB")
+    assert end.endswith("9x'")
+    assert len(str(caught.value)) < MOST_CHARACTERS + 200
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -10,9 +10,10 @@ from schemas.queries import StateRequest
 from tests.fuzz import message_fuzzer
 from tests.fuzz.message_fuzzer import FuzzReport, fuzz, try_one
 from tests.fuzz.message_mutation import Mutator, corpus
+from tests.support.examples import examples
 
 SEED = 3
-COUNT = 20_000
+COUNT = examples(100_000)
 
 
 @pytest.mark.slow

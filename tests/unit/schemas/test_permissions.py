@@ -13,6 +13,7 @@ from schemas.subjects import (
     CFS,
     CONTAINER_EVENTS,
     LIMIT_UPDATES,
+    LIMITS_APPLIED,
     OOM_EVENTS,
     ROUTE_EVENTS,
     TC_EVENTS,
@@ -47,7 +48,9 @@ def may_answer(name: str) -> set[str]:
 
 
 def concrete(template: SubjectTemplate, node: str = NODES[0]) -> str:
-    return template.subject("tb", **{name: node if name == "node" else "x1" for name in template.parameters}).text
+    # One host asks another. To ask itself is in its pattern, too, and gives it nothing: no role has `allow_responses`.
+    values = {"node": node, "daemon": next(each for each in NODES if each != node)}
+    return template.subject("tb", **{name: values.get(name, "x1") for name in template.parameters}).text
 
 
 def test_only_the_allocator_orders() -> None:
@@ -60,7 +63,7 @@ def test_only_its_own_agent_hears_an_order() -> None:
         assert may_hear(concrete(LIMIT_UPDATES, node)) == {f"agent-{node}"}
 
 
-@pytest.mark.parametrize("template", [CFS, CONTAINER_EVENTS, OOM_EVENTS], ids=lambda each: each.text)
+@pytest.mark.parametrize("template", [CFS, LIMITS_APPLIED, CONTAINER_EVENTS, OOM_EVENTS], ids=lambda each: each.text)
 def test_an_agent_speaks_for_its_own_node(template: SubjectTemplate) -> None:
     for node in NODES:
         speakers = may_publish(concrete(template, node))
@@ -68,11 +71,16 @@ def test_an_agent_speaks_for_its_own_node(template: SubjectTemplate) -> None:
         assert ("allocator" in speakers) == (template is CONTAINER_EVENTS)  # it refuses containers
 
 
+def test_only_people_hear_which_limits_were_applied() -> None:
+    for node in NODES:
+        assert may_hear(concrete(LIMITS_APPLIED, node)) == {"operator", "observer"}
+
+
 def test_a_reconciler_hears_the_route_events_of_all_hosts_and_reads_none_that_are_stored() -> None:
     for node in NODES:
         assert may_publish(concrete(ROUTE_EVENTS, node)) == {f"reconciler-{node}", f"fast_path-{node}"}
         reconcilers = {f"reconciler-{each}" for each in NODES}
-        assert may_hear(concrete(ROUTE_EVENTS, node)) == {*reconcilers, "operator", "observer"}
+        assert may_hear(concrete(ROUTE_EVENTS, node)) == {*reconcilers, "scheduler", "operator", "observer"}
         assert may_hear(concrete(TC_EVENTS, node)) == {"operator", "observer"}
     for request in ("STREAM.MSG.GET.TB_ROUTE", "DIRECT.GET.TB_ROUTE", "CONSUMER.CREATE.TB_ROUTE.c"):
         assert not may_publish(f"$JS.API.{request}") & {f"reconciler-{node}" for node in NODES}
@@ -106,14 +114,31 @@ def test_an_observer_changes_nothing() -> None:
     assert not any(allowed(granted.publish, subject) for subject in stored)
 
 
+def test_an_operator_has_nothing_delivered_and_makes_no_stream() -> None:
+    """By a consumer or a stream of one's own commands can be read, and messages published in the server's name."""
+    granted = GRANTS["operator"]
+    writes = {subject for subject in granted.publish if subject.startswith(("$KV.", "$O.", "$JS.ACK.", "$JS.FC."))}
+
+    assert writes == {"$KV.tb_apps.>"}
+    for verb in ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE", "SNAPSHOT", "LEADER.STEPDOWN"):
+        for name in ("MINE", "TB_OOM", "KV_tb_apps"):
+            assert not allowed(granted.publish, f"$JS.API.STREAM.{verb}.{name}")
+    for verb in ("CREATE", "DURABLE.CREATE", "MSG.NEXT", "DELETE"):
+        assert not any(
+            allowed(granted.publish, f"$JS.API.CONSUMER.{verb}.{name}.c") for name in ("TB_OOM", "KV_tb_apps")
+        )
+
+
 def test_who_makes_consumers_could_replay_what_hosts_store() -> None:
     """A consumer delivers to any subject, in the server's name: for those only who may say more than hosts anyway."""
     written_by_hosts = [stream for stream in STREAMS if any(stream in uses(role).streams for role in NODE_ROLES)]
-    names = [stream.stream_name("tb") for stream in written_by_hosts] + ["KV_tb_nodes", "KV_tb_reconcilers"]
-    assert len(names) == 6
+    buckets = ["KV_tb_nodes", "KV_tb_reconcilers", "KV_tb_runners", "KV_tb_memory_hosts"]
+    names = [stream.stream_name("tb") for stream in written_by_hosts] + buckets
+    assert len(names) == 11
 
     for name in names:
-        assert may_publish(f"$JS.API.CONSUMER.CREATE.{name}.c") <= {"allocator", "operator"}
+        may = {"scheduler"} if name in {"TB_WORK", "TB_ROUTE", "KV_tb_runners"} else {"allocator"}
+        assert may_publish(f"$JS.API.CONSUMER.CREATE.{name}.c") <= may | {"administrator"}
 
 
 def test_hosts_make_nothing_on_the_server() -> None:
@@ -124,12 +149,12 @@ def test_hosts_make_nothing_on_the_server() -> None:
                 assert not allowed(GRANTS[user.name].publish, subject), (user.name, subject)
 
 
-def test_only_the_operator_changes_what_is_there() -> None:
+def test_only_the_administrator_changes_what_is_there() -> None:
     for verb in ("UPDATE", "DELETE", "PURGE"):
-        assert may_publish(f"$JS.API.STREAM.{verb}.TB_JOB") == {"operator"}
-    assert may_publish("$KV.tb_apps.shop") == {"operator", "kubeoperator"}
-    assert may_publish("$KV.tb_leases.app/shop") == {"allocator", "operator"}
-    assert may_publish(f"$KV.tb_nodes.{token(NODES[0])}") == {f"agent-{NODES[0]}", "operator"}
+        assert may_publish(f"$JS.API.STREAM.{verb}.TB_JOB") == {"administrator"}
+    assert may_publish("$KV.tb_apps.shop") == {"operator", "administrator", "kubeoperator", "scheduler"}
+    assert may_publish("$KV.tb_leases.app/shop") == {"allocator", "administrator"}
+    assert may_publish(f"$KV.tb_nodes.{token(NODES[0])}") == {f"agent-{NODES[0]}", "administrator"}
 
 
 def test_every_message_has_someone_who_says_it_and_someone_who_hears_it() -> None:
@@ -155,7 +180,7 @@ def test_who_is_asked_may_answer() -> None:
 
 
 def test_who_is_asked_nothing_answers_nothing() -> None:
-    for user in users(Role.FAST_PATH, Role.COLLECTOR, Role.OBSERVER, Role.OPERATOR):
+    for user in users(Role.FAST_PATH, Role.COLLECTOR, Role.OBSERVER, Role.OPERATOR, Role.ADMINISTRATOR):
         assert may_answer(user.name) == set()
 
 
@@ -183,7 +208,7 @@ def test_a_role_is_bound_to_a_node_or_not(role: Role, node: str | None) -> None:
 
 
 def test_everything_stored_is_used_by_some_service() -> None:
-    services = [uses(role) for role in Role if role not in {Role.OPERATOR, Role.OBSERVER}]
+    services = [uses(role) for role in Role if role not in {Role.ADMINISTRATOR, Role.OPERATOR, Role.OBSERVER}]
 
     assert {each for needs in services for each in needs.streams} == set(STREAMS)
     assert {each for needs in services for each in needs.buckets} == set(BUCKETS)

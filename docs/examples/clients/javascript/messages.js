@@ -10,31 +10,52 @@
 export const TYPES = {
     "turnbuckle.prediction.v1.AdviceExplainReply": "AdviceExplainReply",
     "turnbuckle.prediction.v1.AdviceExplainRequest": "AdviceExplainRequest",
+    "turnbuckle.aggregation.v1.Aggregation": "Aggregation",
+    "turnbuckle.aggregation.v1.AggregationEndReply": "AggregationEndReply",
+    "turnbuckle.aggregation.v1.AggregationEndRequest": "AggregationEndRequest",
+    "turnbuckle.aggregation.v1.AggregationEvent": "AggregationEvent",
+    "turnbuckle.aggregation.v1.AggregationReply": "AggregationReply",
+    "turnbuckle.aggregation.v1.AggregationRequest": "AggregationRequest",
+    "turnbuckle.aggregation.v1.AggregatorInfo": "AggregatorInfo",
     "turnbuckle.app.v1.AppSpec": "AppSpec",
     "turnbuckle.cfs.v1.CfsBatch": "CfsBatch",
     "turnbuckle.container.v1.ContainerEvent": "ContainerEvent",
+    "turnbuckle.scheduling.v1.ControlReply": "ControlReply",
+    "turnbuckle.scheduling.v1.ControlRequest": "ControlRequest",
     "turnbuckle.network.v1.DiffReply": "DiffReply",
     "turnbuckle.network.v1.DiffRequest": "DiffRequest",
     "turnbuckle.query.v1.ExplainReply": "ExplainReply",
     "turnbuckle.query.v1.ExplainRequest": "ExplainRequest",
+    "turnbuckle.scheduling.v1.IterationSample": "IterationSample",
+    "turnbuckle.scheduling.v1.JobExplainReply": "JobExplainReply",
+    "turnbuckle.scheduling.v1.JobExplainRequest": "JobExplainRequest",
     "turnbuckle.job.v1.JobRecord": "JobRecord",
+    "turnbuckle.scheduling.v1.JobSpec": "JobSpec",
     "turnbuckle.query.v1.KubeoperatorStateReply": "KubeoperatorStateReply",
     "turnbuckle.query.v1.KubeoperatorStateRequest": "KubeoperatorStateRequest",
+    "turnbuckle.planning.v1.LayerProfile": "LayerProfile",
     "turnbuckle.lease.v1.Lease": "Lease",
     "turnbuckle.limits.v1.LimitDecisions": "LimitDecisions",
     "turnbuckle.limits.v1.LimitReply": "LimitReply",
     "turnbuckle.limits.v1.LimitUpdate": "LimitUpdate",
+    "turnbuckle.limits.v1.LimitsApplied": "LimitsApplied",
+    "turnbuckle.memory.v1.MemoryHostInfo": "MemoryHostInfo",
     "turnbuckle.oom.v1.MemoryReply": "MemoryReply",
     "turnbuckle.oom.v1.MemoryRequest": "MemoryRequest",
     "turnbuckle.network.v1.NetworkStateReply": "NetworkStateReply",
     "turnbuckle.network.v1.NetworkStateRequest": "NetworkStateRequest",
     "turnbuckle.node.v1.NodeInfo": "NodeInfo",
     "turnbuckle.oom.v1.OomEvent": "OomEvent",
+    "turnbuckle.planning.v1.Plan": "Plan",
+    "turnbuckle.planning.v1.PlanReply": "PlanReply",
+    "turnbuckle.planning.v1.PlanRequest": "PlanRequest",
     "turnbuckle.kubernetes.v1.PodSelectors": "PodSelectors",
     "turnbuckle.prediction.v1.PredictReply": "PredictReply",
     "turnbuckle.prediction.v1.PredictRequest": "PredictRequest",
     "turnbuckle.prediction.v1.Prediction": "Prediction",
     "turnbuckle.query.v1.QueryError": "QueryError",
+    "turnbuckle.scheduling.v1.QueueReply": "QueueReply",
+    "turnbuckle.scheduling.v1.QueueRequest": "QueueRequest",
     "turnbuckle.prediction.v1.RankReply": "RankReply",
     "turnbuckle.prediction.v1.RankRequest": "RankRequest",
     "turnbuckle.network.v1.ReconcilerInfo": "ReconcilerInfo",
@@ -43,11 +64,28 @@ export const TYPES = {
     "turnbuckle.network.v1.RulesRequest": "RulesRequest",
     "turnbuckle.run.v1.RunProfile": "RunProfile",
     "turnbuckle.run.v1.RunSample": "RunSample",
+    "turnbuckle.scheduling.v1.RunnerInfo": "RunnerInfo",
+    "turnbuckle.savings.v1.Savings": "Savings",
+    "turnbuckle.scheduling.v1.ScheduleEvent": "ScheduleEvent",
+    "turnbuckle.scheduling.v1.SchedulerHeartbeat": "SchedulerHeartbeat",
+    "turnbuckle.memory.v1.SlabEvent": "SlabEvent",
+    "turnbuckle.memory.v1.SlabReply": "SlabReply",
+    "turnbuckle.memory.v1.SlabRequest": "SlabRequest",
     "turnbuckle.query.v1.StateReply": "StateReply",
     "turnbuckle.query.v1.StateRequest": "StateRequest",
+    "turnbuckle.training.v1.StepBatch": "StepBatch",
+    "turnbuckle.scheduling.v1.SubmitReply": "SubmitReply",
+    "turnbuckle.scheduling.v1.SubmitRequest": "SubmitRequest",
     "turnbuckle.network.v1.TcEvent": "TcEvent",
     "turnbuckle.prediction.v1.TrainReply": "TrainReply",
     "turnbuckle.prediction.v1.TrainRequest": "TrainRequest",
+    "turnbuckle.training.v1.TrainingEvent": "TrainingEvent",
+    "turnbuckle.training.v1.TrainingGeneration": "TrainingGeneration",
+    "turnbuckle.scheduling.v1.WorkEvent": "WorkEvent",
+    "turnbuckle.scheduling.v1.WorkOrder": "WorkOrder",
+    "turnbuckle.scheduling.v1.WorkReply": "WorkReply",
+    "turnbuckle.scheduling.v1.WorkerLogReply": "WorkerLogReply",
+    "turnbuckle.scheduling.v1.WorkerLogRequest": "WorkerLogRequest",
 };
 
 /** Numpy type strings of byte columns, by record and field. */
@@ -87,6 +125,11 @@ export const COLUMNS = {
     "LimitUpdate": {
         "quota_us": "<i8",
         "limit_bytes": "<i8",
+    },
+    "LimitsApplied": {
+        "quota_us": "<i8",
+        "limit_bytes": "<i8",
+        "status": "|u1",
     },
     "WorkerSeries": {
         "cpu_cores": "<f8",
@@ -133,6 +176,120 @@ export const NESTED = {
  */
 
 /**
+ * Values [first, last) of a job's flat vector, and who sums them.
+ * @typedef {Object} AggregatedRange
+ * @property {Integer} first
+ * @property {Integer} last
+ * @property {Integer} version
+ * @property {string} address
+ */
+
+/**
+ * A job's assignment: value of the bucket `aggregations`, changed over its own revision only.
+ * @typedef {Object} Aggregation
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {string} claim_sha256
+ * @property {Integer} ranks
+ * @property {Integer} values
+ * @property {AggregationOptimizer} optimizer
+ * @property {Array<AggregatedRange>} ranges
+ * @property {Integer} incarnation
+ * @property {string} [lost]
+ * @property {Integer} time_ns
+ */
+
+/** @typedef {"placed" | "restored" | "moved" | "lost" | "ended"} AggregationChange What became of a job's ranges. */
+
+/**
+ * Answer to AggregationEndRequest.
+ * @typedef {Object} AggregationEndReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {boolean} known
+ */
+
+/**
+ * Free a job's ranges: it has ended.
+ * @typedef {Object} AggregationEndRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {string} claim
+ */
+
+/**
+ * A change of a job's aggregation.
+ * @typedef {Object} AggregationEvent
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {AggregationChange} change
+ * @property {string} reason
+ * @property {Array<string>} [addresses]
+ * @property {boolean} [bit_identical]
+ * @property {Integer} time_ns
+ */
+
+/**
+ * What makes a step out of the sum of gradients.
+ * @typedef {Object} AggregationOptimizer
+ * @property {OptimizerKind} kind
+ * @property {number} lr
+ * @property {number} [momentum]
+ * @property {number} [beta1]
+ * @property {number} [beta2]
+ * @property {number} [weight_decay]
+ */
+
+/**
+ * Answer to AggregationRequest.
+ * @typedef {Object} AggregationReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {string} key
+ * @property {Array<AggregatedRange>} ranges
+ */
+
+/**
+ * Place a job on an aggregator. The same request has the same answer, so that each rank may ask.
+ * @typedef {Object} AggregationRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {string} claim
+ * @property {Integer} ranks
+ * @property {Integer} values
+ * @property {AggregationOptimizer} optimizer
+ */
+
+/**
+ * Registration of the leading aggregator service: kept in KV with a time to live.
+ * @typedef {Object} AggregatorInfo
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} host
+ * @property {Integer} incarnation
+ * @property {string} holder
+ * @property {string} version
+ */
+
+/**
+ * Another strategy for the same job, or why there is no plan by it.
+ * @typedef {Object} Alternative
+ * @property {Strategy} strategy
+ * @property {number | null} [step_us]
+ * @property {string} [refused]
+ * @property {number} [usd_per_step]
+ */
+
+/**
  * Limits and policy of one application (thesis 2.4.1, 2.6.1; design 4.1).
  * @typedef {Object} AppSpec
  * @property {string} type
@@ -171,6 +328,26 @@ export const NESTED = {
  */
 
 /**
+ * One start of a job; a job that goes on after a preemption does so in its next attempt.
+ * @typedef {Object} AttemptStart
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {Array<string>} nodes
+ * @property {string} [master_address]
+ * @property {Integer} [master_port]
+ */
+
+/**
+ * An attempt has to give up its slots.
+ * @typedef {Object} AttemptStop
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {string} [why]
+ */
+
+/** @typedef {"configured" | "application_limit"} Baseline What an application would hold without Turnbuckle. */
+
+/**
  * One application's containers on one node in one period (thesis 2.3.1, 2.4.4.1).
  * @typedef {Object} CfsBatch
  * @property {string} type
@@ -189,6 +366,8 @@ export const NESTED = {
  * @property {Integer} [reserve_update_seq]
  * @property {Integer} [node_headroom_bytes]
  * @property {Integer} [node_cpu_headroom_us]
+ * @property {Integer} [configured_cpu_us]
+ * @property {Integer} [configured_memory_bytes]
  * @property {Integer} [node_idle_percent]
  * @property {Integer[]} periods
  * @property {Integer[]} quota_us
@@ -202,6 +381,45 @@ export const NESTED = {
  * @property {Integer[]} limit_update_seq
  * @property {Integer[]} oom_kills
  * @property {Integer[]} flags
+ */
+
+/**
+ * Devices in the order of their ranks, and the links of their machines.
+ * @typedef {Object} Cluster
+ * @property {Array<Device>} devices
+ * @property {Array<Link>} [links]
+ * @property {LinkRate | null} [inside]
+ * @property {LinkRate | null} [between]
+ * @property {number} [ring_factor]
+ * @property {number} [uneven_factor]
+ */
+
+/**
+ * A link that several jobs may share, such as a rack's uplink.
+ * @typedef {Object} ClusterLink
+ * @property {string} link
+ * @property {Integer} bits_per_s
+ * @property {Array<string>} nodes
+ */
+
+/**
+ * A node as the scheduler counts with it.
+ * @typedef {Object} ClusterNode
+ * @property {string} node
+ * @property {Integer} slots
+ * @property {Integer} [gpus]
+ * @property {number} [cores]
+ * @property {Integer} [memory_bytes]
+ * @property {string} [rack]
+ * @property {string} [address]
+ * @property {Integer} [incarnation]
+ * @property {boolean} [drained]
+ * @property {boolean} [silent]
+ * @property {string} [device_kind]
+ * @property {Integer} [device_memory_bytes]
+ * @property {boolean} [equal_workers]
+ * @property {boolean} [cut_off]
+ * @property {string} [why]
  */
 
 /**
@@ -283,6 +501,27 @@ export const NESTED = {
  * @property {number} factor
  */
 
+/**
+ * Reply to ControlRequest.
+ * @typedef {Object} ControlReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} done
+ */
+
+/**
+ * Cancel, preempt or release a job, drain or undrain a node: exactly one is given.
+ * @typedef {Object} ControlRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} [job]
+ * @property {JobAction | null} [action]
+ * @property {number} [for_s]
+ * @property {string} [drain]
+ * @property {string} [undrain]
+ * @property {string} [by]
+ */
+
 /** @typedef {"billed" | "derived"} CostKind Where a cost comes from. */
 
 /**
@@ -291,6 +530,32 @@ export const NESTED = {
  * @property {string} declared_by
  * @property {string} app
  * @property {string} [refused]
+ */
+
+/**
+ * One GPU, or one control group that stands for one.
+ * @typedef {Object} Device
+ * @property {Integer} rank
+ * @property {string} kind
+ * @property {string} machine
+ * @property {string} [node]
+ * @property {Integer} memory_bytes
+ * @property {number} [usd_per_hour]
+ */
+
+/**
+ * What one device does and holds in each step.
+ * @typedef {Object} DevicePlan
+ * @property {Integer} rank
+ * @property {Integer} samples
+ * @property {Integer} microbatches
+ * @property {number} state_share
+ * @property {Integer} [stage]
+ * @property {Integer} planned_bytes
+ * @property {Integer} allowed_bytes
+ * @property {number} busy_share
+ * @property {boolean} [extrapolated]
+ * @property {string} [kind]
  */
 
 /**
@@ -314,6 +579,10 @@ export const NESTED = {
  * @property {number} [schema_version]
  */
 
+/** @typedef {"float64" | "float32" | "bfloat16" | "float16"} Dtype Type of elements, by torch's name. */
+
+/** @typedef {"fsdp2" | "layered" | "ministage"} Engine What carries a plan out. */
+
 /**
  * A quantity with its interval.
  * @typedef {Object} Estimate
@@ -321,6 +590,8 @@ export const NESTED = {
  * @property {number} low
  * @property {number} high
  */
+
+/** @typedef {"none" | "job" | "advisor"} EstimateSource Who estimated a job's run time. */
 
 /**
  * Reply to ExplainRequest.
@@ -356,6 +627,125 @@ export const NESTED = {
  */
 
 /**
+ * The traffic of one iteration of a job, seen at one worker.
+ * @typedef {Object} IterationSample
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {Integer} rank
+ * @property {string} node
+ * @property {Integer} time_ns
+ * @property {Integer} period_us
+ * @property {Integer} sending_us
+ * @property {Integer} sent_bytes
+ * @property {Integer} [drops]
+ * @property {string} [congestion_control]
+ * @property {IterationSource} source
+ * @property {Integer} [phase_error_us]
+ * @property {Integer} [frozen_us]
+ * @property {Integer} [due_ns]
+ * @property {Integer} [ended_ns]
+ */
+
+/** @typedef {"mltcp" | "sockets"} IterationSource What an iteration was measured by. */
+
+/** @typedef {"cancel" | "preempt" | "release"} JobAction What a person asks of a job. */
+
+/**
+ * A person's request about one job.
+ * @typedef {Object} JobControlled
+ * @property {string} job
+ * @property {JobAction} action
+ * @property {Integer} [not_before_ns]
+ */
+
+/**
+ * A job has ended: all that a record of it needs.
+ * @typedef {Object} JobEnded
+ * @property {string} job
+ * @property {JobOutcome} outcome
+ * @property {Integer} submitted_ns
+ * @property {Integer} [started_ns]
+ * @property {Integer} ended_ns
+ * @property {number} [ran_s]
+ * @property {number} [restoring_s]
+ * @property {number} [waited_s]
+ * @property {number} [lost_s]
+ * @property {Integer} [attempts]
+ * @property {Integer} [preemptions]
+ * @property {Integer} workers
+ * @property {Integer} slots
+ * @property {ClusterNode | null} [node]
+ * @property {TaskFeatures | null} [task]
+ * @property {string} [run]
+ * @property {RunTime | null} [estimate]
+ * @property {EstimateSource} [estimate_source]
+ * @property {Integer | null} [exit_code]
+ * @property {boolean} [out_of_memory]
+ * @property {string} [reason]
+ */
+
+/**
+ * Reply to JobExplainRequest.
+ * @typedef {Object} JobExplainReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {QueuedJob} job
+ * @property {JobSpec} spec
+ * @property {Array<JobHistoryLine>} history
+ */
+
+/**
+ * All decisions about one job.
+ * @typedef {Object} JobExplainRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ */
+
+/**
+ * One thing that happened to a job.
+ * @typedef {Object} JobHistoryLine
+ * @property {Integer} time_ns
+ * @property {Integer} [happened_ns]
+ * @property {Integer} sequence
+ * @property {string} what
+ * @property {string} [why]
+ * @property {JobReason | null} [reason]
+ */
+
+/** @typedef {"ended" | "failed" | "cancelled"} JobOutcome How a job ended. */
+
+/** @typedef {"waiting" | "running" | "stopping" | "ended" | "failed" | "cancelled"} JobPhase What a job does now, or how it ended. */
+
+/**
+ * The planner's answer about one place for a job's next attempt: how its workers divide the work, or why not.
+ * @typedef {Object} JobPlanned
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {Array<string>} nodes
+ * @property {string} [plan]
+ * @property {string} [why]
+ * @property {number} [step_us]
+ * @property {Integer} [missing_bytes]
+ * @property {Array<string>} [compared]
+ */
+
+/**
+ * Why one job got slots or not in one decision.
+ * @typedef {Object} JobReason
+ * @property {string} job
+ * @property {Integer} turn
+ * @property {Integer} free_slots
+ * @property {boolean} chosen
+ * @property {boolean} [held]
+ * @property {number} [index]
+ * @property {number} [service_slot_s]
+ * @property {string} [why]
+ */
+
+/**
  * One finished job. `job` is unique: publishing it twice stores it once.
  * @typedef {Object} JobRecord
  * @property {string} type
@@ -375,9 +765,70 @@ export const NESTED = {
  * @property {number | null} [load_average]
  * @property {string} [local_run]
  * @property {string} [reason]
+ * @property {Integer} [submitted_ns]
+ * @property {Integer} [preemptions]
+ * @property {number} [restoring_s]
+ * @property {number} [lost_s]
+ */
+
+/**
+ * When in the common period of the jobs on its links a job begins its iterations.
+ * @typedef {Object} JobShift
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {Integer} period_ms
+ * @property {Integer} shift_ms
+ */
+
+/**
+ * Time that a job held slots.
+ * @typedef {Object} JobSpan
+ * @property {Integer} attempt
+ * @property {Integer} begin_ns
+ * @property {Integer} [end_ns]
+ * @property {Array<string>} nodes
+ */
+
+/**
+ * One training job: `workers` processes of the same command, started together or not at all.
+ * @typedef {Object} JobSpec
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} [workers]
+ * @property {Integer} [slots]
+ * @property {number | null} [cpu_cores]
+ * @property {Integer | null} [memory_bytes]
+ * @property {Array<string>} command
+ * @property {string} directory
+ * @property {Object} [environment]
+ * @property {Preemption} [preemption]
+ * @property {number} [grace_s]
+ * @property {string} [checkpoint_directory]
+ * @property {Integer} [retries]
+ * @property {TaskFeatures | null} [task]
+ * @property {string} [run]
+ * @property {number | null} [estimate_s]
+ * @property {string} [model]
+ * @property {Integer} [batch]
+ * @property {boolean} [interleave]
+ * @property {string} [congestion_control]
+ * @property {Integer} [min_workers]
+ * @property {Integer} [max_workers]
+ * @property {number | null} [deadline_s]
+ * @property {number | null} [budget_slot_hours]
  */
 
 /** @typedef {"succeeded" | "failed" | "out_of_memory" | "timed_out" | "cancelled"} JobState How a job ended. */
+
+/**
+ * A job waits from now on. Its environment is masked: the whole spec is in the bucket `job_specs`.
+ * @typedef {Object} JobSubmitted
+ * @property {JobSpec} spec
+ * @property {RunTime | null} [estimate]
+ * @property {EstimateSource} [estimate_source]
+ * @property {string} [model]
+ */
 
 /**
  * Answer to KubeoperatorStateRequest.
@@ -392,6 +843,48 @@ export const NESTED = {
  * @typedef {Object} KubeoperatorStateRequest
  * @property {string} type
  * @property {number} [schema_version]
+ */
+
+/**
+ * Layers of a model that are alike, measured on one of them. Lists hold micro-batches of 1, 2, 3 ... samples.
+ * @typedef {Object} LayerClass
+ * @property {string} name
+ * @property {Integer} count
+ * @property {Integer} parameters
+ * @property {Integer} flat_bytes
+ * @property {Array<number>} forward_us
+ * @property {Array<number>} [forward_us_p10]
+ * @property {Array<number>} [forward_us_p90]
+ * @property {Array<number>} backward_us
+ * @property {Array<number>} [backward_us_p10]
+ * @property {Array<number>} [backward_us_p90]
+ * @property {Array<Integer>} saved_bytes
+ * @property {Integer} boundary_bytes
+ * @property {number} [fsdp2_us]
+ */
+
+/**
+ * A model measured layer by layer on one kind of device.
+ * @typedef {Object} LayerProfile
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} profile
+ * @property {string} model
+ * @property {string} task
+ * @property {string} kind
+ * @property {Dtype} [dtype]
+ * @property {boolean} [chain]
+ * @property {boolean} [scalar_parameters]
+ * @property {string} [refused]
+ * @property {Array<LayerClass>} classes
+ * @property {Array<Integer>} order
+ * @property {number} [optimizer_us_per_mib]
+ * @property {number} [accumulation_us]
+ * @property {Integer} [reserved_bytes]
+ * @property {Integer} [construction_bytes]
+ * @property {boolean} [contended]
+ * @property {Integer} measured_ns
+ * @property {string} [node]
  */
 
 /**
@@ -422,6 +915,8 @@ export const NESTED = {
  * @property {Integer} memory_limit_bytes
  * @property {Integer} memory_allocated_bytes
  * @property {Integer} [memory_reserved_bytes]
+ * @property {Integer} [update_seq_first]
+ * @property {Integer} [update_seq_last]
  * @property {Integer[]} quota_from_us
  * @property {Integer[]} quota_to_us
  * @property {Integer[]} quota_reason
@@ -487,6 +982,84 @@ export const NESTED = {
  * @property {Integer} pid
  * @property {string} comm
  * @property {string} cgroup
+ */
+
+/**
+ * Limits in force after a limit update, and the outcome of each of its rows: one application on one node.
+ * @typedef {Object} LimitsApplied
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} [containers]
+ * @property {string} app
+ * @property {string} node
+ * @property {Integer} incarnation
+ * @property {Integer} report_seq
+ * @property {Integer} epoch
+ * @property {Integer} seq
+ * @property {Integer} time_ns
+ * @property {Integer[]} quota_us
+ * @property {Integer[]} limit_bytes
+ * @property {Integer[]} status
+ */
+
+/**
+ * Between two machines, both ways; with the same machine twice: between devices inside it.
+ * @typedef {Object} Link
+ * @property {number} bytes_per_s
+ * @property {number} latency_us
+ * @property {string} first
+ * @property {string} second
+ */
+
+/**
+ * What a connection carries, as processes see it.
+ * @typedef {Object} LinkRate
+ * @property {number} bytes_per_s
+ * @property {number} latency_us
+ */
+
+/**
+ * How well the jobs on one link fit beside each other: 1 where never more is sent than the link carries.
+ * @typedef {Object} LinkScore
+ * @property {string} link
+ * @property {Integer} bits_per_s
+ * @property {Array<string>} jobs
+ * @property {number} unshifted
+ * @property {number} score
+ * @property {string} [why]
+ */
+
+/**
+ * One run of a training job by a plan; a line of the file by which `turnbuckle plan` corrects later plans.
+ * @typedef {Object} MeasuredRun
+ * @property {string} plan
+ * @property {string} job
+ * @property {Engine} engine
+ * @property {Array<string>} kinds
+ * @property {Array<string>} [profiles]
+ * @property {number} predicted_step_us
+ * @property {number} step_us
+ * @property {number} step_p10_us
+ * @property {number} step_p90_us
+ * @property {Integer} steps
+ * @property {Integer} ended_ns
+ */
+
+/**
+ * Registration of a host's memory service: kept in KV with a time to live.
+ * @typedef {Object} MemoryHostInfo
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} node
+ * @property {string} [address]
+ * @property {Integer} [offered_bytes]
+ * @property {Integer} [held_bytes]
+ * @property {Integer} [free_bytes]
+ * @property {Integer} [headroom_bytes]
+ * @property {Integer} incarnation
+ * @property {Integer} time_ns
+ * @property {string} [version]
+ * @property {string} [holder]
  */
 
 /**
@@ -625,6 +1198,17 @@ export const NESTED = {
 
 /** @typedef {"near_limit" | "oom_wait" | "grant" | "grant_denied" | "oom_killer_enabled" | "kill" | "limit_hits"} OomKind Kind of a memory event. Each incident is published once, as the kind that describes it best. */
 
+/** @typedef {"sgd" | "adam" | "adamw"} OptimizerKind Optimizer of ``torch.optim`` that works element by element. */
+
+/** @typedef {"run" | "check" | "stop" | "kill" | "pace" | "forget"} OrderAction What a runner is to do about an attempt. */
+
+/**
+ * When a job is to begin to send: at `begin_ns` plus whole periods.
+ * @typedef {Object} Pace
+ * @property {Integer} begin_ns
+ * @property {Integer} period_us
+ */
+
 /**
  * One destination and its next hops according to kernel, FRR and BFD.
  * @typedef {Object} PathState
@@ -636,6 +1220,75 @@ export const NESTED = {
  * @property {Array<string>} [override]
  * @property {string} [reason]
  * @property {string} [suspect]
+ */
+
+/**
+ * What each device does in a training job, what a step takes, and why.
+ * @typedef {Object} Plan
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} plan
+ * @property {string} job
+ * @property {Engine} engine
+ * @property {Strategy} strategy
+ * @property {Integer} batch
+ * @property {Dtype} [gather_dtype]
+ * @property {Integer} [microbatch]
+ * @property {Integer} [turns]
+ * @property {Array<DevicePlan>} devices
+ * @property {Array<StagePlan>} [stages]
+ * @property {number} step_us
+ * @property {number} step_low_us
+ * @property {number} step_high_us
+ * @property {number} [profiled_step_us]
+ * @property {Integer} [measured_runs]
+ * @property {Array<PlanReason>} [reasons]
+ * @property {Array<Alternative>} [alternatives]
+ * @property {Array<string>} [launch]
+ * @property {Array<string>} [profiles]
+ * @property {RuleSet} [rules]
+ * @property {number} [usd_per_step]
+ */
+
+/**
+ * Why the plan is what it is, with the value that decided and what it was compared with.
+ * @typedef {Object} PlanReason
+ * @property {Integer | null} [rank]
+ * @property {number} measured
+ * @property {number} threshold
+ * @property {string} unit
+ * @property {string} sentence
+ */
+
+/**
+ * Reply to PlanRequest: a plan, or why there is none.
+ * @typedef {Object} PlanReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {Plan | null} [plan]
+ * @property {string} [refused]
+ * @property {Integer} [missing_bytes]
+ * @property {Array<string>} [missing_profiles]
+ * @property {string} [remedy]
+ * @property {Array<Alternative>} [alternatives]
+ */
+
+/**
+ * Plan one training job.
+ * @typedef {Object} PlanRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {string} [task]
+ * @property {Array<LayerProfile>} [profiles]
+ * @property {Cluster} cluster
+ * @property {Integer} batch
+ * @property {number} [optimizer_bytes_per_parameter]
+ * @property {Dtype} [gather_dtype]
+ * @property {Integer} [max_microbatch]
+ * @property {number} [memory_share]
+ * @property {Objective} [objective]
+ * @property {Array<Strategy>} [strategies]
  */
 
 /**
@@ -700,6 +1353,8 @@ export const NESTED = {
  * @property {Integer} time_ns
  */
 
+/** @typedef {"never" | "restart" | "checkpoint"} Preemption How a job gives up its slots. */
+
 /**
  * Hourly price of one machine on a day, and its catalogue.
  * @typedef {Object} Price
@@ -726,6 +1381,62 @@ export const NESTED = {
  * @property {number} [schema_version]
  * @property {Integer} code
  * @property {string} message
+ */
+
+/**
+ * Reply to QueueRequest; jobs in the policy's order, those that ended last.
+ * @typedef {Object} QueueReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} leader
+ * @property {Integer} time_ns
+ * @property {string} policy
+ * @property {Integer} slots
+ * @property {Integer} taken_slots
+ * @property {Array<QueuedJob>} jobs
+ * @property {Array<ClusterNode>} nodes
+ * @property {Integer} [left_out]
+ * @property {Array<LinkScore>} [links]
+ */
+
+/**
+ * Jobs and nodes, as the leading scheduler knows them.
+ * @typedef {Object} QueueRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {number} [ended_within_s]
+ */
+
+/**
+ * One job in the queue, running, or ended lately.
+ * @typedef {Object} QueuedJob
+ * @property {string} job
+ * @property {JobPhase} phase
+ * @property {Integer} workers
+ * @property {Integer} slots
+ * @property {Preemption} preemption
+ * @property {Array<string>} [nodes]
+ * @property {Integer} [attempt]
+ * @property {Integer} [preemptions]
+ * @property {Integer} submitted_ns
+ * @property {Integer} [started_ns]
+ * @property {Integer} [ended_ns]
+ * @property {number} [ran_s]
+ * @property {number} [waited_s]
+ * @property {number} [restoring_s]
+ * @property {number} [lost_s]
+ * @property {RunTime | null} [estimate]
+ * @property {EstimateSource} [estimate_source]
+ * @property {RunTime | null} [left]
+ * @property {Integer} [expected_start_ns]
+ * @property {Integer} [expected_end_ns]
+ * @property {number} [index]
+ * @property {Array<string>} [ahead]
+ * @property {string} [why]
+ * @property {Array<JobSpan>} [spans]
+ * @property {TrafficProfile | null} [traffic]
+ * @property {JobShift | null} [shift]
+ * @property {string} [congestion_control]
  */
 
 /**
@@ -812,6 +1523,8 @@ export const NESTED = {
 
 /** @typedef {"route" | "link" | "fdb" | "disagreement" | "agreement" | "override" | "override_removed" | "frr" | "fast_path" | "drain" | "undrain"} RouteKind Kind of a path event. */
 
+/** @typedef {"corrected" | "released"} RuleSet By whose rules a plan was made. */
+
 /**
  * One rule, installed or desired.
  * @typedef {Object} RuleState
@@ -883,6 +1596,166 @@ export const NESTED = {
  */
 
 /**
+ * Run time without interruptions, seconds: the median, and an interval that holds nine of ten jobs.
+ * @typedef {Object} RunTime
+ * @property {number} low_s
+ * @property {number} median_s
+ * @property {number} high_s
+ */
+
+/**
+ * Registration of a node's runner: kept in KV with a time to live.
+ * @typedef {Object} RunnerInfo
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} node
+ * @property {string} address
+ * @property {Integer} incarnation
+ * @property {Integer} time_ns
+ * @property {Integer} slots
+ * @property {Integer} [gpus]
+ * @property {number} cores
+ * @property {Integer} memory_bytes
+ * @property {string} [rack]
+ * @property {string} [device_kind]
+ * @property {Integer} [device_memory_bytes]
+ * @property {Array<string>} [congestion_controls]
+ * @property {string} [engine]
+ * @property {string} [version]
+ * @property {string} [holder]
+ */
+
+/**
+ * One allocator replica's account of one application and UTC day, from the day's start or its own until now.
+ * @typedef {Object} Savings
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} app
+ * @property {string} day
+ * @property {string} record
+ * @property {Integer} time_ns
+ * @property {Array<SavingsPart>} parts
+ * @property {number | null} [core_hour_price]
+ * @property {number | null} [gib_hour_price]
+ * @property {string} [currency]
+ */
+
+/**
+ * Integrals over the covered time of one mode and one choice of baselines.
+ * @typedef {Object} SavingsPart
+ * @property {string} mode
+ * @property {Baseline} cpu_baseline
+ * @property {Baseline} memory_baseline
+ * @property {number} covered_s
+ * @property {number} cpu_baseline_core_s
+ * @property {number} cpu_held_core_s
+ * @property {number} memory_baseline_gib_s
+ * @property {number} memory_held_gib_s
+ * @property {Integer} periods
+ * @property {Integer} throttled_periods
+ * @property {number} throttled_s
+ * @property {Integer} excess_periods
+ * @property {number} excess_core_s
+ */
+
+/**
+ * Which attempts begin, and which have to stop.
+ * @typedef {Object} ScheduleDecision
+ * @property {Trigger} trigger
+ * @property {string} policy
+ * @property {Array<AttemptStart>} [starts]
+ * @property {Array<AttemptStop>} [stops]
+ * @property {Array<JobReason>} [reasons]
+ * @property {Array<JobShift> | null} [shifts]
+ * @property {Array<LinkScore>} [link_scores]
+ */
+
+/**
+ * One entry of the stream `SCHEDULE`; without content: the lead was taken.
+ * @typedef {Object} ScheduleEvent
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} leader
+ * @property {Integer} time_ns
+ * @property {Array<ClusterNode> | null} [nodes]
+ * @property {Array<ClusterLink> | null} [links]
+ * @property {Array<TrafficProfile>} [profiles]
+ * @property {Array<JobSubmitted>} [submitted]
+ * @property {Array<JobControlled>} [controlled]
+ * @property {Array<string>} [drained]
+ * @property {Array<string>} [undrained]
+ * @property {Array<WorkEvent>} [worked]
+ * @property {Array<JobPlanned>} [answered]
+ * @property {Array<JobPlanned>} [planned]
+ * @property {ScheduleDecision | null} [decision]
+ * @property {Array<JobEnded>} [ended]
+ * @property {string} [by]
+ */
+
+/**
+ * The leading scheduler is alive; another takes the lead after three lost ones.
+ * @typedef {Object} SchedulerHeartbeat
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} leader
+ * @property {Integer} sequence
+ * @property {Integer} time_ns
+ */
+
+/** @typedef {"mapped" | "evicted" | "fallen_back" | "not_mapped"} SlabChange What became of a slab. */
+
+/**
+ * What became of a slab of remote memory, and why.
+ * @typedef {Object} SlabEvent
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} node
+ * @property {SlabChange} change
+ * @property {string} [label]
+ * @property {string} [device]
+ * @property {Integer} [slab]
+ * @property {Integer} [attempt]
+ * @property {string} [address]
+ * @property {Integer} [slab_bytes]
+ * @property {number} [pages_per_s]
+ * @property {number} [map_above_pages_per_s]
+ * @property {Integer} [free_bytes]
+ * @property {Integer} [headroom_bytes]
+ * @property {string} [reason]
+ * @property {Integer} time_ns
+ */
+
+/**
+ * Answer to SlabRequest: an export that takes one connection, within a minute.
+ * @typedef {Object} SlabReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} address
+ * @property {string} export
+ */
+
+/**
+ * A host asks another one for memory for a slab of its swap device.
+ * @typedef {Object} SlabRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} node
+ * @property {string} device
+ * @property {Integer} slab_bytes
+ */
+
+/**
+ * Layers that a group of devices has in one turn (a ministage).
+ * @typedef {Object} StagePlan
+ * @property {Integer} stage
+ * @property {Integer} [turn]
+ * @property {Array<Integer>} ranks
+ * @property {Integer} first_layer
+ * @property {Integer} last_layer
+ * @property {string} [routes_digest]
+ */
+
+/**
  * Reply to StateRequest.
  * @typedef {Object} StateReply
  * @property {string} type
@@ -900,6 +1773,47 @@ export const NESTED = {
  * @property {string} type
  * @property {number} [schema_version]
  * @property {string | null} [app]
+ */
+
+/**
+ * Steps of one rank since its last batch, a row each; ranks report once a second, each at its own time.
+ * @typedef {Object} StepBatch
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {string} node
+ * @property {Integer} [generation]
+ * @property {string} training
+ * @property {Integer} rank
+ * @property {Integer} time_ns
+ * @property {Array<Integer>} step
+ * @property {Array<Integer>} step_us
+ * @property {Array<Integer>} compute_us
+ * @property {Array<Integer>} gather_us
+ * @property {Array<Integer>} scatter_us
+ * @property {Array<Integer>} samples
+ * @property {Array<Integer>} memory_bytes
+ */
+
+/** @typedef {"even" | "by_speed" | "whole" | "uneven" | "pipeline"} Strategy How work is divided. */
+
+/**
+ * Reply to SubmitRequest.
+ * @typedef {Object} SubmitReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {QueuedJob} job
+ * @property {Integer} waiting_before
+ * @property {Array<string>} [warnings]
+ */
+
+/**
+ * Run a job.
+ * @typedef {Object} SubmitRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {JobSpec} spec
+ * @property {string} [by]
  */
 
 /**
@@ -974,6 +1888,25 @@ export const NESTED = {
 /** @typedef {"add" | "replace" | "delete"} TcOperationKind A write. */
 
 /**
+ * A part of an iteration in which a job sends.
+ * @typedef {Object} TrafficPhase
+ * @property {Integer} begin_ms
+ * @property {Integer} end_ms
+ * @property {Integer} bits_per_s
+ */
+
+/**
+ * What a job sends on each link that it uses, in each of its iterations; learned from its samples.
+ * @typedef {Object} TrafficProfile
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {Integer} period_ms
+ * @property {Array<TrafficPhase>} phases
+ * @property {Integer} sent_bytes
+ * @property {string} [congestion_control]
+ */
+
+/**
  * Reply to TrainRequest.
  * @typedef {Object} TrainReply
  * @property {string} type
@@ -992,6 +1925,128 @@ export const NESTED = {
  * @property {boolean} [force]
  */
 
+/** @typedef {"started" | "resumed" | "drift" | "saved" | "ready" | "joined" | "left" | "generation" | "continued" | "ended"} TrainingChange What happened to a training. */
+
+/**
+ * One change of a training.
+ * @typedef {Object} TrainingEvent
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {string} node
+ * @property {Integer} [generation]
+ * @property {string} training
+ * @property {Integer} sequence
+ * @property {TrainingChange} change
+ * @property {Integer} time_ns
+ * @property {Integer} [step]
+ * @property {Integer} [total]
+ * @property {Plan | null} [plan]
+ * @property {number} [measured_step_us]
+ * @property {number} [predicted_step_us]
+ * @property {string} [cause]
+ * @property {MeasuredRun | null} [run]
+ * @property {Integer | null} [exit_code]
+ * @property {string} [checkpoint]
+ * @property {string} [worker]
+ * @property {Integer} [workers]
+ * @property {number} [usd]
+ * @property {Integer} [pause_us]
+ */
+
+/**
+ * Registration of an elastic training's coordinator, with the generation of workers that it has ordered last.
+ * @typedef {Object} TrainingGeneration
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {string} node
+ * @property {Integer} pid
+ * @property {Integer} incarnation
+ * @property {Integer} time_ns
+ * @property {Integer} [number]
+ * @property {Integer} [workers]
+ * @property {string} plan
+ * @property {Integer} [first_step]
+ * @property {boolean} [is_formed]
+ * @property {string} [holder]
+ */
+
+/** @typedef {"submitted" | "work" | "node" | "quantum" | "control"} Trigger What a decision was made for. */
+
+/**
+ * One change of one worker, by the runner of its node.
+ * @typedef {Object} WorkEvent
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {Integer} rank
+ * @property {string} node
+ * @property {WorkerChange} change
+ * @property {Integer} time_ns
+ * @property {Integer} [incarnation]
+ * @property {Integer | null} [exit_code]
+ * @property {Integer} [oom_kills]
+ * @property {number} [ran_s]
+ * @property {number} [took_s]
+ * @property {string} [reason]
+ */
+
+/**
+ * Of the leading scheduler to the runner of one node, about one attempt. Idempotent, repeated until answered.
+ * @typedef {Object} WorkOrder
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {Integer} sequence
+ * @property {string} leader
+ * @property {string} job
+ * @property {Integer} attempt
+ * @property {OrderAction} action
+ * @property {Array<Integer>} ranks
+ * @property {JobSpec | null} [spec]
+ * @property {Array<string>} [nodes]
+ * @property {string} [master_address]
+ * @property {Integer} [master_port]
+ * @property {string} [plan]
+ * @property {Pace | null} [pace]
+ */
+
+/**
+ * What is true now of the order's ranks.
+ * @typedef {Object} WorkReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {boolean} obeyed
+ * @property {Array<WorkerState>} [workers]
+ * @property {string} [reason]
+ */
+
+/** @typedef {"started" | "ready" | "stopped" | "unsaved" | "ended" | "failed" | "lost"} WorkerChange What a worker did. */
+
+/**
+ * Reply to WorkerLogRequest.
+ * @typedef {Object} WorkerLogReply
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {Integer} [attempt]
+ * @property {string} [text]
+ * @property {Integer} [next_offset]
+ * @property {boolean} [over]
+ */
+
+/**
+ * A part of what a worker wrote to its standard output and error.
+ * @typedef {Object} WorkerLogRequest
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} job
+ * @property {Integer} [attempt]
+ * @property {Integer} [rank]
+ * @property {Integer} [offset]
+ * @property {Integer} [lines]
+ */
+
 /**
  * One worker's local run time series (Table 4.1); columns of the same length, one element per interval.
  * @typedef {Object} WorkerSeries
@@ -1000,4 +2055,12 @@ export const NESTED = {
  * @property {number[]} memory_bytes
  * @property {number[]} network_in_bytes_per_s
  * @property {number[]} network_out_bytes_per_s
+ */
+
+/**
+ * One worker as its runner knows it.
+ * @typedef {Object} WorkerState
+ * @property {Integer} rank
+ * @property {WorkEvent | null} [last]
+ * @property {Integer} [pid]
  */

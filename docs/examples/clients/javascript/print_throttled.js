@@ -16,6 +16,7 @@ console.log("subscribed");
 for await (const received of batches) {
   const batch = decode(received.data);
   for (const row of rows(batch)) {
-    if (row.throttled) console.log(batch.app, batch.node, row.container, `${row.throttled_us} us`);
+    // Known at the throttling's end: after an early report, in the next sample.
+    if (row.throttled_us) console.log(batch.app, batch.node, row.container, `${row.throttled_us} us`);
   }
 }

@@ -24,6 +24,15 @@ export const cfsBatch = (app, node, root = "tb") => `${root}.obs.cfs.${token(app
 export const limitDecisions = (app, root = "tb") => `${root}.obs.limits.${token(app)}`;
 
 /**
+ * LimitsApplied: limits in force after a limit update, and which of its rows were not applied.
+ * @param {string} [app]
+ * @param {string} [node]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const limitsApplied = (app, node, root = "tb") => `${root}.obs.applied.${token(app)}.${token(node)}`;
+
+/**
  * ContainerEvent: a container started, exited, was released, rejected or refused, or its limits were modified externally.
  * @param {string} [app]
  * @param {string} [node]
@@ -146,6 +155,123 @@ export const jobRecord = (job, root = "tb") => `${root}.evt.job.${token(job)}`;
 export const prediction = (job, root = "tb") => `${root}.evt.prediction.${token(job)}`;
 
 /**
+ * LayerProfile: time and memory of a model's layers on one kind of device, measured.
+ * @param {string} [profile]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const layerProfile = (profile, root = "tb") => `${root}.evt.layers.${token(profile)}`;
+
+/**
+ * Plan: how a training job is divided over unequal devices, what a step takes, and why.
+ * @param {string} [job]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const plan = (job, root = "tb") => `${root}.evt.plan.${token(job)}`;
+
+/**
+ * Savings: what an application held in a day beside what it would hold without limits, and how it was throttled.
+ * @param {string} [app]
+ * @param {string} [day]
+ * @param {string} [record]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const savings = (app, day, record, root = "tb") => `${root}.evt.savings.${token(app)}.${token(day)}.${token(record)}`;
+
+/**
+ * ScheduleEvent: what happened to training jobs: submissions, requests, decisions, what workers did; in one order.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const scheduleEvent = (root = "tb") => `${root}.evt.schedule`;
+
+/**
+ * SchedulerHeartbeat: the leading scheduler is alive.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const schedulerHeartbeat = (root = "tb") => `${root}.obs.schedule`;
+
+/**
+ * IterationSample: the traffic of one iteration of a training job: period, sending time, bytes, and what its pace made of it.
+ * @param {string} [job]
+ * @param {string} [node]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const iterationSample = (job, node, root = "tb") => `${root}.obs.iteration.${token(job)}.${token(node)}`;
+
+/**
+ * WorkEvent: a worker of a training job was started, is ready, has stopped, ended, failed, or is lost.
+ * @param {string} [job]
+ * @param {string} [node]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const workEvent = (job, node, root = "tb") => `${root}.evt.work.${token(job)}.${token(node)}`;
+
+/**
+ * WorkOrder: start, check, stop, kill, pace or forget a training job's workers on one node.
+ * @param {string} node
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const workOrder = (node, root = "tb") => `${root}.cmd.work.${token(node)}`;
+
+/**
+ * WorkerLogRequest: what a worker wrote to its standard output and error.
+ * @param {string} node
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const workerLogRequest = (node, root = "tb") => `${root}.cmd.worker_logs.${token(node)}`;
+
+/**
+ * StepBatch: what steps of a training took in one rank, in parts, and its memory.
+ * @param {string} [job]
+ * @param {string} [node]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const stepBatch = (job, node, root = "tb") => `${root}.obs.step.${token(job)}.${token(node)}`;
+
+/**
+ * TrainingEvent: a training by a plan was started, goes on at a checkpoint, drifts from the plan, has saved, or ended.
+ * @param {string} [job]
+ * @param {string} [node]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const trainingEvent = (job, node, root = "tb") => `${root}.evt.train.${token(job)}.${token(node)}`;
+
+/**
+ * AggregationEvent: ranges of a replicated training job were placed, moved, lost, restored or freed.
+ * @param {string} [job]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const aggregationEvent = (job, root = "tb") => `${root}.evt.aggregate.${token(job)}`;
+
+/**
+ * SlabRequest: a host asks another one for memory for a slab of its swap device.
+ * @param {string} daemon
+ * @param {string} node
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const slabRequest = (daemon, node, root = "tb") => `${root}.cmd.slab.${token(daemon)}.${token(node)}`;
+
+/**
+ * SlabEvent: a slab of a swap device went to remote memory, is wanted back by its daemon, or fell back to its disk.
+ * @param {string} [node]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const slabEvent = (node, root = "tb") => `${root}.evt.slab.${token(node)}`;
+
+/**
  * StateRequest: applications, containers, limits and pools.
  * @param {string} [root="tb"]
  * @returns {string}
@@ -188,8 +314,57 @@ export const adviceExplainRequest = (root = "tb") => `${root}.cmd.advisor.explai
 export const trainRequest = (root = "tb") => `${root}.cmd.advisor.train`;
 
 /**
+ * AggregationRequest: have a replicated training job's gradients aggregated: where, with which key.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const aggregationRequest = (root = "tb") => `${root}.cmd.aggregator.place`;
+
+/**
+ * AggregationEndRequest: free the ranges of a training job that has ended.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const aggregationEndRequest = (root = "tb") => `${root}.cmd.aggregator.end`;
+
+/**
  * KubeoperatorStateRequest: applications that Kubernetes declares.
  * @param {string} [root="tb"]
  * @returns {string}
  */
 export const kubeoperatorStateRequest = (root = "tb") => `${root}.cmd.kubeoperator.state`;
+
+/**
+ * PlanRequest: divide a training job over unequal devices, or say why that cannot be.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const planRequest = (root = "tb") => `${root}.cmd.planner.plan`;
+
+/**
+ * SubmitRequest: run a training job.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const submitRequest = (root = "tb") => `${root}.cmd.scheduler.submit`;
+
+/**
+ * ControlRequest: cancel, preempt or release a training job; drain or undrain a node.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const controlRequest = (root = "tb") => `${root}.cmd.scheduler.control`;
+
+/**
+ * QueueRequest: training jobs in their order, with reasons, and nodes.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const queueRequest = (root = "tb") => `${root}.cmd.scheduler.queue`;
+
+/**
+ * JobExplainRequest: all decisions about one training job.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const jobExplainRequest = (root = "tb") => `${root}.cmd.scheduler.explain`;

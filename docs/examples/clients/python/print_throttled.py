@@ -3,6 +3,7 @@
 import asyncio
 import os
 import ssl
+from contextlib import suppress
 
 import nats
 from turnbuckle_client import subjects
@@ -20,9 +21,10 @@ async def main() -> None:
     async for received in batches.messages:
         batch = decode(received.data)
         for row in rows(batch):
-            if row["throttled"]:
+            if row["throttled_us"]:  # known at the throttling's end: after an early report, in the next sample
                 print(batch["app"], batch["node"], row["container"], f"{row['throttled_us']} us", flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main())

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import lightgbm
 import numpy as np
-from sklearn.ensemble import RandomForestRegressor
-from sklearn.linear_model import LinearRegression
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
 from services.advisor.core.table import Table, training_rows
 from services.advisor.models.baselines.feature_preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    import lightgbm
+    from sklearn.ensemble import RandomForestRegressor
 
 THREADS: Final = 1
 """Fixed: sums are the same on every machine. More threads wait for each other in busy loops: 300 trees on 1,000 rows
@@ -50,9 +51,11 @@ class Linear:
         del seed
         rows = training_rows(table, self.target)
         values, preprocessing = rows.value(self.target), Preprocessing.fit(rows)
-        model = LinearRegression().fit(preprocessing.apply(rows), np.log(values))
+        features, logs = preprocessing.apply(rows), np.log(values)
+        centre, mean = features.mean(axis=0), float(logs.mean())
+        weights, *_ = np.linalg.lstsq(features - centre, logs - mean)
         return FittedLine(
-            preprocessing, np.asarray(model.coef_), float(model.intercept_), float(values.min()), float(values.max())
+            preprocessing, weights, mean - float(centre @ weights), float(values.min()), float(values.max())
         )
 
 
@@ -77,6 +80,8 @@ class Forest:
 
     def fit(self, table: Table, *, seed: int) -> FittedTrees:
         """Fit."""
+        from sklearn.ensemble import RandomForestRegressor  # noqa: PLC0415 - a second, and two with lightgbm
+
         rows = training_rows(table, self.target)
         model = RandomForestRegressor(self.trees, min_samples_leaf=2, max_features=0.5, n_jobs=1, random_state=seed)
         return FittedTrees(model.fit(rows.features, np.log(rows.value(self.target))))
@@ -92,6 +97,8 @@ class Boosting:
 
     def fit(self, table: Table, *, seed: int) -> FittedTrees:
         """Fit."""
+        import lightgbm  # noqa: PLC0415 - as above
+
         rows = training_rows(table, self.target)
         parameters = {
             "objective": "regression",

@@ -20,8 +20,8 @@ from services.advisor.core.trained_model import Predictions, ProposedRun
 from services.advisor.core.training_range import TrainingRange
 from services.advisor.core.whole_job_duration import LocalRunKind, whole_job_duration
 from services.advisor.models.explanations import KnownTasks, Medians, contributions
-from services.advisor.models.gp.acquisition import select_jointly
 from services.advisor.models.gp.calibration import LeftOutErrors
+from services.advisor.models.gp.gaussian_process import Posterior
 from services.advisor.models.gp.observations import has_reference
 from services.advisor.models.gp.predictor import GpPredictor
 
@@ -158,3 +158,27 @@ def coverage_of(errors: LeftOutErrors, profiles: Mapping[str, RunProfile], level
 
 def _finished(profiles: Mapping[str, RunProfile]) -> dict[str, float]:
     return {one.task.task: one.duration_s for one in profiles.values() if one.end is RunEnd.FINISHED}
+
+
+DRAWS: Final = 512
+
+
+def select_jointly(posterior: Posterior, count: int, seed: int) -> list[tuple[int, float]]:
+    """Return runs whose best has the smallest expected regret, selected greedily.
+
+    The first has the smallest median; each next one covers the cases in which the former are bad.
+
+    Returns:
+        Row, and the expected ratio of the best so far to the optimum (geometric mean).
+    """
+    draws = posterior.samples(DRAWS, seed)
+    over = draws - draws.min(axis=1, keepdims=True)
+    best = np.full(len(over), np.inf)
+    chosen: list[tuple[int, float]] = []
+    for _ in range(min(count, over.shape[1])):
+        expected = np.minimum(best[:, None], over).mean(axis=0)
+        expected[[row for row, _ in chosen]] = np.inf
+        row = int(np.argmin(expected))
+        chosen.append((row, float(np.exp(expected[row]))))
+        best = np.minimum(best, over[:, row])
+    return chosen

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from services.advisor.core.arrays import FloatArray, TextArray
 
@@ -35,7 +35,7 @@ class Calibration:
         """Calibrate on standardised errors and the task of each."""
         names, group = np.unique(task, return_inverse=True)
         weights = 1.0 / np.bincount(group)[group]
-        pseudo = np.abs(stats.t.ppf(0.5 + _GRID / 2.0, _FREEDOM))
+        pseudo = np.abs(stdtrit(_FREEDOM, 0.5 + _GRID / 2.0))
         values = np.concatenate([np.abs(errors), pseudo])
         masses = np.concatenate([weights, np.full(len(_GRID), 1.0 / len(_GRID))]) / (len(names) + 1)
         order = np.argsort(values)

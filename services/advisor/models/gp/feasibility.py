@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from scipy.special import expit
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
-from sklearn.model_selection import GroupKFold
 
 from services.advisor.core.arrays import BoolArray, FloatArray, TextArray
 from services.advisor.core.table import Table
 from services.advisor.models.gp.space import Space, configuration_space, task_space
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
 
 PENALTIES: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Candidates for the precision of the coefficients' prior; chosen by cross-validation over tasks."""
@@ -84,6 +84,8 @@ def _inputs(spaces: tuple[Space, Space], middle: float, table: Table) -> FloatAr
 
 
 def _fitted(inputs: FloatArray, ran: BoolArray, penalty: float) -> LogisticRegression:
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - a second, and answers need none of it
+
     return LogisticRegression(C=1.0 / penalty, max_iter=300).fit(inputs, ran)
 
 
@@ -92,6 +94,9 @@ def _penalty(inputs: FloatArray, ran: BoolArray, task: TextArray, seed: int) -> 
 
     Folds whose other tasks all ran, or all failed, have nothing to fit and are left out.
     """
+    from sklearn.metrics import log_loss  # noqa: PLC0415 - as above
+    from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - as above
+
     tasks = len(np.unique(task))
     if tasks < 2:
         return PENALTIES[len(PENALTIES) // 2]

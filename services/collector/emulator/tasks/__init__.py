@@ -1,4 +1,4 @@
-"""The training tasks of the emulated cloud: ordinary torch code, a module each, as in Table 4.2 of the thesis.
+"""The training tasks of the emulated cloud: ordinary torch code, as in Table 4.2 of the thesis.
 
 Names are known without torch; a module is imported where it is trained.
 """
@@ -10,17 +10,17 @@ from typing import Final
 
 _PACKAGE: Final = "services.collector.emulator.tasks"
 TASKS: Final = {
-    "audio-conv": f"{_PACKAGE}.audio_conv",
-    "image-cnn": f"{_PACKAGE}.image_cnn",
-    "image-digits": f"{_PACKAGE}.image_digits",
-    "image-vgg": f"{_PACKAGE}.image_vgg",
-    "recommendation": f"{_PACKAGE}.recommendation",
-    "tabular-mlp": f"{_PACKAGE}.tabular_mlp",
-    "tagging-lstm": f"{_PACKAGE}.tagging_lstm",
-    "text-dnn": f"{_PACKAGE}.text_dnn",
-    "text-transformer": f"{_PACKAGE}.text_transformer",
+    "audio-conv": f"{_PACKAGE}.audio_conv:TASK",
+    "image-cnn": f"{_PACKAGE}.images:IMAGE_CNN",
+    "image-digits": f"{_PACKAGE}.images:IMAGE_DIGITS",
+    "image-vgg": f"{_PACKAGE}.images:IMAGE_VGG",
+    "recommendation": f"{_PACKAGE}.recommendation:TASK",
+    "tabular-mlp": f"{_PACKAGE}.tabular_mlp:TASK",
+    "tagging-lstm": f"{_PACKAGE}.tagging_lstm:TASK",
+    "text-dnn": f"{_PACKAGE}.text_dnn:TASK",
+    "text-transformer": f"{_PACKAGE}.text_transformer:TASK",
 }
-"""Module of each task; it holds a `TASK`."""
+"""Where each is, for `pkgutil.resolve_name`."""
 _REPEATED: Final = re.compile(r"(?P<task>.+)-x(?P<factor>[1-9][0-9]{0,3})")
 
 

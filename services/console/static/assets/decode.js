@@ -1,1 +1,1 @@
-export{t as Frames,n as decode,r as sentence}from"./decode2.js";
+export{t as Frames,n as decode,r as doubles,i as floats}from"./decode2.js";

@@ -1,5 +1,6 @@
 // Quantities for people, as services/_runtime/command/output.py writes them.
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const DAY_CLOCK = new Intl.DateTimeFormat(undefined, { month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 export function bytes(count: number): string {
   if (count < 0) return "unlimited";
@@ -19,6 +20,12 @@ export function cores(us: number, periodUs = 1e5): string {
 export function duration(us: number): string {
   if (us < 1e3) return `${Math.round(us)} us`;
   return us < 999_500 ? `${Number((us / 1e3).toPrecision(3))} ms` : `${Number((us / 1e6).toPrecision(3))} s`;
+}
+
+/** Of a link, by powers of ten. */
+export function bitRate(bitsPerS: number): string {
+  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, bitsPerS)) / 3));
+  return `${Number((bitsPerS / 1e3 ** power).toPrecision(3))} ${["bit", "kbit", "Mbit", "Gbit"][power]}/s`;
 }
 
 /** "1 host", "2 hosts". */
@@ -55,6 +62,12 @@ export function dollars(amount: number): string {
 
 export function clock(timeNs: number): string {
   return CLOCK.format(new Date(timeNs / 1e6));
+}
+
+/** With the day, where it is not today. */
+export function dateClock(timeNs: number): string {
+  const time = new Date(timeNs / 1e6);
+  return time.toDateString() === new Date().toDateString() ? CLOCK.format(time) : DAY_CLOCK.format(time);
 }
 
 export function percent(share: number): string {

@@ -1,114 +1,85 @@
-// What is known, folded from the stream. Batches come ten times a second and node; `sample` thins them for the charts.
-import { decode, sentence, type Message, type Table } from "./decode";
+// What is known, folded from the stream: once a second the console tells of every application and container.
+import { floats, type Message } from "./decode";
 import { bytes, duration, shortHop, shortName, uplink } from "./format";
-import type { AppSpec, AppState, NetworkState, Prediction, Rules } from "./types";
+import { Past } from "./past";
+import type { NetworkState, Prediction, Rules, Training } from "./types";
 
-export const SAMPLE_MS = 250;
-export const HISTORY = 480; // samples: two minutes
-const STALE_MS = 3_000;
+export const TREND_S = 60;
 const MOST_EVENTS = 800;
-const THROTTLE_BATCHES = 100;
-const IDLE_OR_WALL_CLOCK = 3;
+const ROW_COLUMNS = 6;
+// Columns of applications' and containers' histories; applications have their two limits besides.
+export const [USED, QUOTA, THROTTLED, MEMORY, MEMORY_LIMIT] = [0, 1, 2, 3, 4];
+const OOM_KILLS = 5;
+export const [APP_CPU_LIMIT, APP_MEMORY_LIMIT] = [5, 6];
+const APP_WIDTH = 7;
+const CONTAINER_WIDTH = 5;
+const NAMES = new Intl.Collator(undefined, { numeric: true });
 
-export type Series = (number | null)[];
+/** Containers of one application on one node, column by column. */
+interface Group { app: string; node: string; text: string; periodUs: number; values: Float32Array; containers: Container[]; reasonText: string; reasons: string[] | null }
 
 export class Container {
-  quotaUs = -1;
-  memoryBytes = 0;
-  memoryLimitBytes = -1;
-  kills = 0;
-  reason = "";
-  usedUs = 0;
-  readonly used: Series = [];
-  readonly quota: Series = [];
-  readonly memory: Series = [];
-  readonly memoryLimit: Series = [];
-  private sumUs = 0;
-  private count = 0;
-  private periods: [number, number][] = [];
+  readonly name: string;
+  /** What a search looks at. */
+  readonly text: string;
+  /** Used and quota of the last minute's seconds, round and round; NaN: unknown. */
+  readonly trend: [Float32Array, Float32Array] = [new Float32Array(TREND_S).fill(NaN), new Float32Array(TREND_S).fill(NaN)];
 
-  constructor(readonly key: string, readonly node: string) {}
-
-  take(row: (name: string) => number): void {
-    this.quotaUs = row("quota_us");
-    this.memoryBytes = row("memory_usage_bytes");
-    this.memoryLimitBytes = row("memory_limit_bytes");
-    this.kills = row("oom_kills");
-    if (row("periods") === 0 && (row("flags") & IDLE_OR_WALL_CLOCK) === 0) return; // limits and memory only
-    this.sumUs += row("used_us");
-    this.count += 1;
-    this.periods.push([Math.max(1, row("periods")), row("throttled")]);
-    if (this.periods.length > THROTTLE_BATCHES) this.periods.shift();
+  constructor(readonly key: string, private group: Group, private row: number) {
+    this.name = shortName(key);
+    this.text = `${group.app} ${key} ${group.node}`.toLowerCase();
   }
 
-  /** Share of the last ten seconds' periods in which it was throttled. */
-  get throttled(): number {
-    const elapsed = this.periods.reduce((sum, [periods]) => sum + periods, 0);
-    return elapsed === 0 ? 0 : Math.min(1, this.periods.reduce((sum, [, throttled]) => sum + throttled, 0) / elapsed);
+  get app(): string { return this.group.app; }
+  get node(): string { return this.group.node; }
+  get periodUs(): number { return this.group.periodUs; }
+  get usedUs(): number { return this.value(USED); }
+  get quotaUs(): number { return this.value(QUOTA); }
+  get throttled(): number { return this.value(THROTTLED); }
+  get memoryBytes(): number { return this.value(MEMORY); }
+  get memoryLimitBytes(): number { return this.value(MEMORY_LIMIT); }
+  get kills(): number { return this.value(OOM_KILLS); }
+
+  get reason(): string {
+    this.group.reasons ??= this.group.reasonText.split("\n");
+    return this.group.reasons[this.row] ?? "";
   }
 
-  sample(): void {
-    if (this.count > 0) this.usedUs = this.sumUs / this.count;
-    this.sumUs = this.count = 0;
-    push(this.used, this.usedUs);
-    push(this.quota, this.quotaUs < 0 ? null : this.quotaUs);
-    push(this.memory, this.memoryBytes);
-    push(this.memoryLimit, this.memoryLimitBytes < 0 ? null : this.memoryLimitBytes);
+  moveTo(group: Group, row: number): void {
+    this.group = group;
+    this.row = row;
+  }
+
+  /** As the charts show it: no limit is no line. */
+  get now(): (number | null)[] {
+    return Array.from({ length: CONTAINER_WIDTH }, (_, column) => (this.value(column) < 0 ? null : this.value(column)));
+  }
+
+  private value(column: number): number {
+    return this.group.values[column * this.group.containers.length + this.row] ?? 0;
   }
 }
-
-interface NodePart { incarnation: number; seq: number; heardMs: number; containers: Map<string, Container> }
 
 export class App {
   mode = "";
   policy = "";
-  periodUs = 1e5;
+  owner = "";
+  announced = false;
   cpuLimitUs = 0;
   cpuHeldUs = 0;
   memoryLimitBytes = 0;
   memoryHeldBytes = 0;
   memoryReservedBytes = 0;
-  owner = "";
-  readonly nodes = new Map<string, NodePart>();
-  readonly times: number[] = [];
-  readonly cpu: { used: Series; quota: Series; limit: Series } = { used: [], quota: [], limit: [] };
-  readonly memory: { used: Series; quota: Series; limit: Series } = { used: [], quota: [], limit: [] };
+  hosts = 0;
+  /** By name. */
+  containers: Container[] = [];
+  /** This second's sums, as in a history; null: nothing was heard. */
+  now: (number | null)[] | null = null;
+  readonly past: Past;
 
-  constructor(readonly name: string) {}
-
-  get containers(): Container[] {
-    const every = [...this.nodes.values()].flatMap((part) => [...part.containers.values()]);
-    return every.sort((one, other) => one.key.localeCompare(other.key, undefined, { numeric: true }));
+  constructor(readonly name: string) {
+    this.past = new Past({ app: name }, APP_WIDTH);
   }
-
-  find(key: string): Container | undefined {
-    for (const part of this.nodes.values()) {
-      const found = part.containers.get(key);
-      if (found !== undefined) return found;
-    }
-    return undefined;
-  }
-
-  sample(nowMs: number): void {
-    for (const [node, part] of this.nodes) if (nowMs - part.heardMs > STALE_MS) this.nodes.delete(node);
-    const containers = this.containers;
-    for (const container of containers) container.sample();
-    const known = containers.length > 0;
-    const sum = (value: (container: Container) => number) =>
-      known ? containers.reduce((total, container) => total + Math.max(0, value(container)), 0) : null;
-    push(this.times, nowMs / 1e3);
-    push(this.cpu.used, sum((container) => container.usedUs));
-    push(this.cpu.quota, sum((container) => container.quotaUs));
-    push(this.cpu.limit, this.cpuLimitUs || null);
-    push(this.memory.used, sum((container) => container.memoryBytes));
-    push(this.memory.quota, sum((container) => container.memoryLimitBytes));
-    push(this.memory.limit, this.memoryLimitBytes || null);
-  }
-}
-
-function push<T>(series: T[], value: T): void {
-  series.push(value);
-  if (series.length > HISTORY) series.shift();
 }
 
 function sentenceCase(text: string): string {
@@ -117,14 +88,15 @@ function sentenceCase(text: string): string {
 
 export type EventKind = "memory" | "container" | "route" | "rules";
 export interface Event {
-  kind: EventKind; id: string; timeNs: number; what: string; who: string; where: string; text: string; level: "plain" | "good" | "warn" | "bad";
+  kind: EventKind; id: string; timeNs: number; what: string; who: string; where: string; text: string; app: string; node: string; container: string; level: "plain" | "good" | "warn" | "bad";
 }
 
 export class Model {
-  readonly apps = new Map<string, App>();
   readonly networks = new Map<string, NetworkState>();
   readonly rules = new Map<string, Rules>();
   readonly predictions = new Map<string, Prediction>();
+  /** By job and node, and whether there were steps in this second. */
+  readonly trainings = new Map<string, { now: Training; fresh: boolean }>();
   readonly troubles = new Map<string, string>();
   /** Of each node, all that its paths have named so far: a dead one is named by none. */
   readonly uplinks = new Map<string, Set<string>>();
@@ -132,20 +104,32 @@ export class Model {
   eventCount = 0;
   server = "";
   version = "";
-  private readonly announced = new Set<string>();
+  /** Of the newest second, since the epoch. */
+  timeS = 0;
+  /** Seconds that were heard: the place in every trend. */
+  second = 0;
+  /** How often the stream was found. */
+  join = 0;
+  private readonly apps = new Map<string, App>();
+  private readonly groups = new Map<string, Group>();
+  private everyone: Container[] | null = null;
+  private retold: Set<string> | null = null;
   private readonly seen = new Set<string>();
 
   take(message: Message): void {
     switch (message.type) {
-      case "turnbuckle.cfs.v1.CfsBatch": return this.observe(message as Table);
-      case "turnbuckle.limits.v1.LimitDecisions": return this.decide(message as Table);
-      case "turnbuckle.query.v1.StateReply": return this.seed(message.apps as AppState[]);
+      case "console.Rows": return this.rows(message);
+      case "console.Reasons": return this.reasons(message);
+      case "console.App": return this.application(message);
+      case "console.Gone": return this.gone(message.app as string, message.node as string);
+      case "console.Tick": return this.tick(message.time_s as number, message.apps as Record<string, number[]>);
+      case "console.Trends": return this.trends(message.groups as Message[]);
+      case "console.Training": return this.training(message as unknown as Training);
+      case "console.TrainingGone": return void this.trainings.delete(groupId(message.job as string, message.node as string));
       case "turnbuckle.network.v1.NetworkStateReply": return this.network(message as unknown as NetworkState);
       case "turnbuckle.network.v1.RulesReply": return void this.rules.set(message.node as string, message as unknown as Rules);
       case "turnbuckle.prediction.v1.Prediction": return this.predict(message as unknown as Prediction);
-      case "console.Joined": return this.forget();
-      case "console.Entry": return this.entry(message.bucket as string, message.key as string, decode(message.value as Uint8Array));
-      case "console.Removed": return this.removed(message.bucket as string, message.key as string);
+      case "console.Joined": return this.joined();
       case "console.Trouble": return this.trouble(message.about as string, message.text as string);
       case "console.Solved": return void this.troubles.delete(message.about as string);
       case "console.Beat":
@@ -159,14 +143,31 @@ export class Model {
     }
   }
 
-  sample(nowMs: number): void {
-    for (const app of this.apps.values()) app.sample(nowMs);
-  }
-
   /** Applications that were announced or have containers, by name. */
   get shown(): App[] {
-    const shown = [...this.apps.values()].filter((app) => this.announced.has(app.name) || app.nodes.size > 0);
-    return shown.sort((one, other) => one.name.localeCompare(other.name));
+    this.sortOut();
+    const shown = [...this.apps.values()].filter((app) => app.announced || app.containers.length > 0);
+    return shown.sort((one, other) => NAMES.compare(one.name, other.name));
+  }
+
+  /** All of them, by application and name. */
+  get containers(): Container[] {
+    return this.sortOut();
+  }
+
+  find(app: string, node: string, key: string): Container | undefined {
+    return this.groups.get(groupId(app, node))?.containers.find((container) => container.key === key);
+  }
+
+  /** Who belongs to which application: anew where containers have come or gone. */
+  private sortOut(): Container[] {
+    if (this.everyone !== null) return this.everyone;
+    this.everyone = [...this.groups.values()].flatMap((group) => group.containers);
+    this.everyone.sort((one, other) => NAMES.compare(one.app, other.app) || NAMES.compare(one.key, other.key) || NAMES.compare(one.node, other.node));
+    for (const app of this.apps.values()) [app.containers, app.hosts] = [[], 0];
+    for (const container of this.everyone) this.app(container.app).containers.push(container);
+    for (const group of this.groups.values()) this.app(group.app).hosts += 1;
+    return this.everyone;
   }
 
   private app(name: string): App {
@@ -175,45 +176,97 @@ export class Model {
     return app;
   }
 
-  /** What follows is told from the start; charts and events stay. */
-  private forget(): void {
-    this.announced.clear();
+  /** What follows is told from the start; what is not told again by the next second has gone. */
+  private joined(): void {
+    this.join += 1;
+    this.retold = new Set();
     this.networks.clear();
     this.rules.clear();
+    this.trainings.clear();
     this.troubles.clear();
   }
 
-  private observe(batch: Table): void {
-    const { app: name, node, incarnation, report_seq: seq } = batch as unknown as { app: string; node: string; incarnation: number; report_seq: number };
-    const app = this.app(name);
-    const before = app.nodes.get(node);
-    if (before !== undefined && (incarnation < before.incarnation || (incarnation === before.incarnation && seq <= before.seq))) return;
-    app.periodUs = batch.period_us as number;
-    const containers = new Map<string, Container>();
-    batch.keys.forEach((key, row) => {
-      const container = before?.containers.get(key) ?? new Container(key, node);
-      container.take((column) => batch.columns[column]?.[row] ?? 0);
-      containers.set(key, container);
+  private rows(message: Message): void {
+    const [app, node, text] = [message.app as string, message.node as string, message.containers as string];
+    const keys = text === "" ? [] : text.split("\n");
+    const values = floats(message.values, ROW_COLUMNS, keys.length);
+    const id = groupId(app, node);
+    this.retold?.add(id);
+    const before = this.groups.get(id);
+    if (before !== undefined && before.text === text) {
+      before.values = values;
+      before.periodUs = message.period_us as number;
+      return;
+    }
+    const group: Group = { app, node, text, periodUs: message.period_us as number, values, containers: [], reasonText: before?.reasonText ?? "", reasons: null };
+    const known = new Map(before?.containers.map((container) => [container.key, container]));
+    group.containers = keys.map((key, row) => {
+      const container = known.get(key) ?? new Container(key, group, row);
+      container.moveTo(group, row);
+      return container;
     });
-    app.nodes.set(node, { incarnation, seq, heardMs: Date.now(), containers });
+    this.groups.set(id, group);
+    this.everyone = null;
   }
 
-  private decide(table: Table): void {
-    const app = this.app(table.app as string);
-    app.mode = table.mode as string;
-    app.policy = table.policy as string;
-    app.cpuLimitUs = table.cpu_limit_us as number;
-    app.cpuHeldUs = table.cpu_allocated_us as number;
-    app.memoryLimitBytes = table.memory_limit_bytes as number;
-    app.memoryHeldBytes = table.memory_allocated_bytes as number;
-    app.memoryReservedBytes = table.memory_reserved_bytes as number;
-    table.keys.forEach((key, row) => {
-      const container = app.find(key);
-      if (container === undefined) return;
-      const value = (name: string) => table.columns[name]?.[row] ?? 0;
-      const [resource, prefix] = value("quota_to_us") !== 0 ? (["cpu", "quota"] as const) : (["memory", "limit"] as const);
-      container.reason = sentence(resource, value(`${prefix}_reason`), value(`${prefix}_measured`), value(`${prefix}_threshold`));
-    });
+  private reasons(message: Message): void {
+    const group = this.groups.get(groupId(message.app as string, message.node as string));
+    if (group !== undefined) [group.reasonText, group.reasons] = [message.reasons as string, null];
+  }
+
+  private application(message: Message): void {
+    const app = this.app(message.app as string);
+    this.retold?.add(app.name);
+    [app.mode, app.policy, app.owner] = [message.mode as string, message.policy as string, message.owner as string];
+    app.announced = message.announced === true;
+    [app.cpuLimitUs, app.cpuHeldUs] = [message.cpu_limit_us as number, message.cpu_held_us as number];
+    [app.memoryLimitBytes, app.memoryHeldBytes] = [message.memory_limit_bytes as number, message.memory_held_bytes as number];
+    app.memoryReservedBytes = message.memory_reserved_bytes as number;
+  }
+
+  private gone(app: string, node: string): void {
+    if (node === "") this.apps.delete(app);
+    else this.groups.delete(groupId(app, node));
+    this.everyone = null;
+  }
+
+  private tick(timeS: number, apps: Record<string, number[]>): void {
+    if (this.retold !== null) this.forget(this.retold);
+    this.retold = null;
+    this.timeS = timeS;
+    this.second += 1;
+    const at = this.second % TREND_S;
+    for (const group of this.groups.values()) {
+      const count = group.containers.length;
+      for (let row = 0; row < count; row += 1) {
+        const [used, quota] = group.containers[row]!.trend;
+        used[at] = group.values[USED * count + row]!;
+        quota[at] = group.values[QUOTA * count + row]!;
+      }
+    }
+    for (const app of this.apps.values()) {
+      const sums = apps[app.name];
+      app.now = sums === undefined ? null : [...sums, app.cpuLimitUs || null, app.memoryLimitBytes || null];
+    }
+  }
+
+  private forget(retold: Set<string>): void {
+    for (const id of this.groups.keys()) if (!retold.has(id)) this.groups.delete(id);
+    for (const name of this.apps.keys()) if (!retold.has(name)) this.apps.delete(name);
+    this.everyone = null;
+  }
+
+  /** The last minute, as it was before this page opened. */
+  private trends(groups: Message[]): void {
+    for (const told of groups) {
+      const group = this.groups.get(groupId(told.app as string, told.node as string));
+      if (group === undefined || group.text !== told.containers) continue;
+      const count = group.containers.length;
+      const values = floats(told.values, 2 * TREND_S, count);
+      group.containers.forEach((container, row) => container.trend.forEach((ring, column) => {
+        for (let ago = 0; ago < TREND_S; ago += 1) ring[(this.second + TREND_S - ago) % TREND_S] = values[(column * TREND_S + TREND_S - 1 - ago) * count + row]!;
+      }));
+    }
   }
 
   private network(state: NetworkState): void {
@@ -227,39 +280,14 @@ export class Model {
     this.uplinks.set(node, known);
   }
 
-  private announce(spec: AppSpec): App {
-    const app = this.app(spec.name);
-    this.announced.add(spec.name);
-    app.mode = spec.mode;
-    app.policy = spec.policy;
-    app.cpuLimitUs = Math.floor(spec.cpu_limit * 1e5);
-    app.memoryLimitBytes = spec.memory_limit;
-    return app;
-  }
-
-  private seed(states: AppState[]): void {
-    for (const state of states) {
-      const app = this.announce(state.spec);
-      app.cpuHeldUs = state.cpu_committed_us;
-      app.memoryHeldBytes = state.memory_committed_bytes;
-      app.memoryReservedBytes = state.memory_reserved_bytes;
-      app.owner = state.owner || app.owner;
-    }
-  }
-
-  private entry(bucket: string, key: string, value: Message): void {
-    if (bucket === "apps") this.announce(value as unknown as AppSpec);
-    if (bucket === "leases" && key.startsWith("app.")) this.app(key.slice(4)).owner = String(value.owner ?? "");
-  }
-
-  private removed(bucket: string, key: string): void {
-    if (bucket === "apps") this.announced.delete(key);
-    if (bucket === "leases" && key.startsWith("app.")) this.app(key.slice(4)).owner = "";
-  }
-
   private trouble(about: string, text: string): void {
     this.troubles.set(about, text);
     if (about.startsWith("network/")) this.networks.delete(about.slice("network/".length));
+  }
+
+  private training(now: Training): void {
+    const id = groupId(now.job, now.node);
+    this.trainings.set(id, { now, fresh: now.step !== this.trainings.get(id)?.now.step });
   }
 
   private predict(prediction: Prediction): void {
@@ -278,6 +306,10 @@ export class Model {
   }
 }
 
+function groupId(app: string, node: string): string {
+  return `${app}\n${node}`;
+}
+
 const MEMORY_LEVEL: Record<string, Event["level"]> = { grant: "good", oom_wait: "warn", grant_denied: "bad", oom_killer_enabled: "bad", kill: "bad" };
 const CONTAINER_LEVEL: Record<string, Event["level"]> = { started: "good", rejected: "bad", refused: "bad", drifted: "warn", cpu_refused: "warn" };
 const ROUTE_LEVEL: Record<string, Event["level"]> = { disagreement: "bad", override: "warn", agreement: "good", override_removed: "good" };
@@ -288,7 +320,8 @@ export function describe(message: Message): Event | null {
   const number = (name: string) => Number(message[name] ?? 0);
   const list = (name: string) => (Array.isArray(message[name]) ? (message[name] as string[]) : []);
   const timeNs = number("time_ns");
-  const base = { timeNs, where: [text("app"), text("node")].filter((part) => part !== "").join(" · ") };
+  const where = [text("app"), text("node")].filter((part) => part !== "").join(" · ");
+  const base = { timeNs, where, app: text("app"), node: text("node"), container: text("container") };
   const id = (...parts: (string | number)[]) => [message.type, text("node"), timeNs, ...parts].join("|");
   switch (message.type) {
     case "turnbuckle.oom.v1.OomEvent": {

@@ -15,6 +15,7 @@ export class EventsView {
   private wanted = new Set<EventKind>(KINDS.map(([kind]) => kind));
   private readonly chosen = new Map<string, Set<EventKind>>();
   private drawn = -1;
+  private model: Model | null = null;
 
   constructor() {
     this.chips = KINDS.map(([kind, label]) =>
@@ -31,6 +32,7 @@ export class EventsView {
   }
 
   update(model: Model): void {
+    this.model = model;
     if (model.eventCount === this.drawn) return;
     this.drawn = model.eventCount;
     const wanted = model.events.filter((event) => this.wanted.has(event.kind));
@@ -51,6 +53,7 @@ export class EventsView {
   private toggle(kind: EventKind): void {
     if (!this.wanted.delete(kind)) this.wanted.add(kind);
     this.press();
+    if (this.model !== null) this.update(this.model);
   }
 
   private press(): void {
@@ -71,7 +74,7 @@ function together(events: Event[]): [Event, number][] {
   return lines;
 }
 
-function line(event: Event, times: number): HTMLElement {
+export function line(event: Event, times: number): HTMLElement {
   const head = h("div", { class: "event-head" }, h("span", { class: `badge ${event.level}` }, times > 1 ? `${event.what} x ${times}` : event.what), h("b", { title: event.who }, event.who), h("span", { class: "where", title: event.where }, event.where), h("time", {}, clock(event.timeNs)));
   return h("li", { class: `event ${event.kind}` }, head, h("p", {}, event.text));
 }

@@ -4,7 +4,6 @@ import { count, shortHop, uplink } from "./format";
 import type { Model } from "./model";
 import type { NetworkState, PathState, Rules } from "./types";
 
-const REDRAW_MS = 1_000;
 const RULES_SHOWN = 50;
 const STRANGERS_SHOWN = 8;
 const NARROW = matchMedia("(max-width: 640px)");
@@ -137,12 +136,9 @@ function shared(networks: NetworkState[]): string[] {
 export class NetworkView {
   readonly element = h("div", { class: "view" });
   private readonly opened = new Set<string>();
-  private drawnMs = 0;
   private drawn = "";
 
-  update(model: Model, nowMs: number): void {
-    if (nowMs - this.drawnMs < REDRAW_MS) return;
-    this.drawnMs = nowMs;
+  update(model: Model): void {
     const networks = [...model.networks.values()].sort((one, other) => one.node.localeCompare(other.node));
     const lasting = networks.map((network) => ({ ...network, last_reconcile_age_s: 0, full_reconciles: 0 }));
     const troubles = [...model.troubles].filter(([about]) => about.startsWith("network/") || about.startsWith("rules/"));

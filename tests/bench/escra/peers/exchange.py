@@ -21,7 +21,7 @@ from schemas.oom import MemoryReply, MemoryRequest
 from services.allocator.columns import BoolArray, IntArray, Reasons
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.cpu.pipeline import CpuPipeline, budget_us, cpu_view
-from services.allocator.cycle import AllocationCycle, Outcome
+from services.allocator.cycle import AllocationCycle, Outcome, Send, keep
 from services.allocator.memory.policy import MemoryPipeline, budget_bytes, memory_view
 from services.allocator.state.app_parameters import AppTable
 from services.allocator.state.budget import StepContext, StepTime
@@ -163,11 +163,11 @@ class ExchangedAllocation(AllocationCycle):
         self._exchanged_table: AppTable | None = None
         self._whole_periods = WholePeriods()
 
-    def step(self, batches: Sequence[CfsBatch], time: StepTime) -> Outcome:
+    def step(self, batches: Sequence[CfsBatch], time: StepTime, send: Send = keep) -> Outcome:
         """As the product's. Peers decide by whole periods, see `WholePeriods`."""
         if not self.exchanged.guards_memory:
             batches = self._whole_periods.of(batches)
-        return super().step(batches, time) if batches else Outcome()
+        return super().step(batches, time, send) if batches else Outcome()
 
     def choose(self, spec: PolicySpec | None, profile: Profile = NO_PROFILE) -> None:
         """`ExchangedPolicies.choose`."""

@@ -68,10 +68,10 @@ async def test_a_time_out_counts_from_the_intended_moment():
         writer.write(_OK)
 
     async with server(reply) as address:
-        sent = await send(address, np.array([0.0, 0.05]), timeout_s=0.1)
+        sent = await send(address, np.array([0.0, 0.05]), timeout_s=1.0)  # room for the one that is answered
         never.set()
     assert sent.outcome.tolist() == [Outcome.TIMED_OUT, Outcome.OK]
-    assert 0.1 <= sent.latency_s[0] < 1
+    assert 1.0 <= sent.latency_s[0] < 10
 
 
 async def test_a_wrong_answer_is_told_from_a_right_one():

@@ -12,7 +12,7 @@ import pytest
 from schemas.message import Message
 from tests.bench.escra import report, run, sensitivity
 from tests.bench.escra.disturbance import Disturbance, MachineTime, machine_time
-from tests.bench.escra.judgement import dominating, front, verdicts
+from tests.bench.escra.judgement import dominating, front, headline, verdicts
 from tests.bench.escra.load.client import save
 from tests.bench.escra.load.sender import Outcome, Sent
 from tests.bench.escra.measure import Recorder
@@ -98,6 +98,16 @@ def results(store: Store) -> Results:
         tight = {"static-1.5": 8.0, "captain-0.1": 5.0, "waterfill": 3.0}[cell.policy] if cell.limit == "tight" else 1.0
         put(store, cell, _LATENCY_MS[cell.policy] * slower * tight, _QUOTA_US[cell.policy])
     return collect(store, _PLAN, _MACHINE)
+
+
+def test_the_headline_has_each_figure_with_its_interval(results: Results):
+    found = headline(results)
+    # shop 1.2, cache 2.4: of two pairs the interval reaches from the one to the other.
+    assert found["latency"]["shown"] == "1.70 times (95 % interval 1.20-2.40)"
+    # Of 50 and 22 ms a period, 10 are used.
+    assert found["slack"]["shown"] == "0.30 times (95 % interval 0.30-0.30)"
+    assert found["kills"]["shown"] == "0; 0"
+    assert headline(results, "escra") == {}
 
 
 def test_ratios_are_geometric_means_over_pairs(results: Results):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from schemas.jobs import CostKind, JobRecord, JobState
 from schemas.runs import RunEnd, RunProfile
+from services._runtime.command.errors import UnavailableError
 from services.collector.emulator.campaign import CAMPAIGN_FILE, Campaign, campaign_name
 from services.collector.emulator.grid import expand, parse
 from services.collector.emulator.run_request import RunOutcome, RunRequest
-from services.collector.tool import BadDataError, UnavailableError
+from services.collector.tool import BadDataError
 from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.fake_trainer import SAMPLES, FakeTrainer
 

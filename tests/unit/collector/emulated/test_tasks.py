@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from functools import cache
 from math import prod
 
 import pytest
 import torch
 
-from services.collector.emulator.task_features import describe
+from services.collector.emulator.fork_server import describe
 from services.collector.emulator.tasks import TASKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
@@ -17,7 +17,7 @@ BATCH = 64
 
 
 def task_of(name: str):
-    return importlib.import_module(TASKS[name]).TASK
+    return pkgutil.resolve_name(TASKS[name])
 
 
 @cache

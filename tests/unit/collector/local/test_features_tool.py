@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from services._runtime.command.errors import UsageError
 from services.collector.profiler.features import features_of, parse
-from services.collector.profiler.user_module import UserCodeError, call, load
-from services.collector.tool import BadDataError, UsageError
+from services.collector.tool import BadDataError
 
 MODEL = """
 import torch
@@ -100,16 +100,6 @@ def test_a_number_that_makes_no_sense(model: str) -> None:
         features_of(parse([f"{model}:build", "--input-shape", "4", "--learning-rate", "-1"]))
 
 
-def test_a_script_that_exits_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
-    with pytest.raises(UserCodeError, match=r"importing exits\.py fails: SystemExit: 3"):
-        load("exits.py:build")
-    with pytest.raises(UserCodeError, match=r"f\(\) fails: TypeError"):
-        call(lambda wanted: wanted, "f")
-
-
 def test_the_user_may_have_modules_of_our_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -121,15 +111,3 @@ def test_the_user_may_have_modules_of_our_names(tmp_path: Path, monkeypatch: pyt
     # 4*5 + 5
     assert features_of(parse(["mine.py:build", "--input-shape", "4"])).parameter_count == 25
     assert sys.modules["schemas"] is ours
-
-
-def test_a_module_of_pythonpath_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tool itself takes nothing from there; the module that it is asked about is found there, as in training."""
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "mine_elsewhere.py").write_text("value = 7\n")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
-    monkeypatch.chdir(tmp_path)
-
-    assert load("mine_elsewhere:value") == 7
-    del sys.modules["mine_elsewhere"]

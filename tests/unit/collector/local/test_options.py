@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from services._runtime.command.errors import UsageError
 from services.collector.profiler.options import parse
-from services.collector.tool import BadDataError, UsageError
+from services.collector.tool import BadDataError
 
 FEATURES = {"task": "mnist", "parameter_count": 42, "layers": ["Linear"], "epochs": 3}
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
 from services.collector.profiler.progress import Pace, ProgressReader, lines_of
-from services.collector.profiler.rate import Unit, rate_of, whole_run_of, with_estimates
-from services.collector.profiler.rate_text import rate_sentence
+from services.collector.profiler.rate import Unit, rate_of, rate_sentence, whole_run_of, with_estimates
+from services.collector.profiler.recording import OutputFile
 from services.collector.profiler.throughput import Method
-from services.collector.profiler.worker_output import OutputFile
 
 
 def pace(lines: list[tuple[float, str]], resolution_s: float = 1.0) -> Pace | None:

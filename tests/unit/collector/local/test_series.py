@@ -51,6 +51,15 @@ def test_a_gap_in_sampling_keeps_the_grid() -> None:
     assert cores == pytest.approx([1.0, 0.5, 0.5, 0.5, 2.0])
 
 
+def test_a_sample_that_is_late_by_more_than_half_an_interval_adds_no_row() -> None:
+    """It takes the place of the next one, which counts with the one after it: else all later ones stood one too far."""
+    recording = recorded(
+        "master", [(0, 0, 0, 0, 0), (1, 1, 0, 0, 0), (2.7, 2.7, 0, 0, 0), (3.05, 3.05, 0, 0, 0), (4, 5.3, 0, 0, 0)]
+    )
+    cores = recording.series(99).column("cpu_cores")
+    assert cores == pytest.approx([1.0, 1.0, 1.0, 2.0])
+
+
 def test_workers_are_cut_to_the_same_length() -> None:
     long = recorded("master", [(t, t, 0, 0, 0) for t in range(6)])
     short = recorded("worker-1", [(t, t, 0, 0, 0) for t in range(4)])

@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._host.netlink import nexthop_codec as nh
 from services._host.netlink import route_codec as rc
 from services._host.netlink.attributes import MalformedError, address_bytes, attribute, u32
 from services._host.netlink.messages import Message
-from services._host.netlink.nexthop_codec import NexthopObject
-from services._host.netlink.route_codec import Hop, KernelRoute
-from services._host.netlink.rule_codec import Rule, add_rule, decode_rule, delete_rule
+from services._host.netlink.route_codec import Hop, KernelRoute, NexthopObject, Rule, add_rule, decode_rule, delete_rule
 from services._host.override_tables import OverrideTables
 from services.fastpath import routes as fp
 from services.fastpath.mirror import Row
@@ -181,7 +178,7 @@ def read_own(message: Message) -> object:
 def test_garbage_is_read_or_refused(data: bytes) -> None:
     for decode in (
         rc.decode_route,
-        nh.decode_nexthop,
+        rc.decode_nexthop,
         decode_rule,
         *(of_message(r) for r in (fp.read_link, read_own)),
     ):
@@ -205,20 +202,20 @@ NEXTHOPS = st.one_of(
 
 @given(NEXTHOPS)
 def test_a_nexthop_object_is_read(nexthop: NexthopObject) -> None:
-    assert nh.decode_nexthop(nexthop_message(nexthop)) == nexthop
+    assert rc.decode_nexthop(nexthop_message(nexthop)) == nexthop
 
 
 def test_golden_bytes_of_a_group() -> None:
     # struct nexthop_grp: id, weight minus one in two halves, reserved. 300 - 1 = 0x012B.
     group = NexthopObject(13, group=((11, 1), (12, 300)), protocol=200)
     members = struct.pack("=IBBH", 11, 0, 0, 0) + struct.pack("=IBBH", 12, 0x2B, 1, 0)
-    assert nh.decode_nexthop(bytes([0, 0, 200, 0]) + bytes(4) + u32(1, 13) + attribute(2, members)) == group
+    assert rc.decode_nexthop(bytes([0, 0, 200, 0]) + bytes(4) + u32(1, 13) + attribute(2, members)) == group
 
 
 def test_nexthop_nonsense_is_refused() -> None:
     for payload in (bytes(7), bytes(8), bytes(8) + u32(1, 1) + attribute(2, bytes(7))):
         with pytest.raises(MalformedError):
-            nh.decode_nexthop(payload)
+            rc.decode_nexthop(payload)
 
 
 RULES = st.builds(

@@ -10,8 +10,7 @@ from services._host.netlink.messages import Message
 from services._host.netlink.objects import Snapshot
 from services._runtime.settings_error import SettingsError
 from services.reconciler.adapters import network as network_module
-from services.reconciler.adapters.network import KernelNetwork, cause_of
-from services.reconciler.adapters.rights import missing_capability
+from services.reconciler.adapters.network import KernelNetwork, cause_of, missing_capability
 from services.reconciler.ports import UnreadableError
 from services.reconciler.settings import ReconcilerSettings
 

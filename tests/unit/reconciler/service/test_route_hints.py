@@ -219,9 +219,9 @@ async def test_a_flood_closes_the_subscription_and_the_reconciler_goes_on(lab):
 async def test_a_drained_uplink_is_told_with_this_hosts_vtep(lab):
     async with lab.reconciler():
         lab.daemons.running = RUNNING
-        await until(lambda: any(told.kind is RouteKind.DRAIN for told in lab.routes), within_s=30, what="the drain")
+        await until(lambda: any(told.kind is RouteKind.DRAIN for told in lab.routes), what="the drain")
         assert (await state(lab)).drained == ("p1",)
         lab.daemons.running = ""
-        await until(lambda: any(told.kind is RouteKind.UNDRAIN for told in lab.routes), within_s=30, what="its end")
+        await until(lambda: any(told.kind is RouteKind.UNDRAIN for told in lab.routes), what="its end")
     (told,) = [each for each in lab.routes if each.kind is RouteKind.DRAIN]
     assert (told.node, told.interface, told.vtep, told.cause) == ("n1", "p1", LOCAL, "operator")

@@ -10,31 +10,52 @@ from typing import Any, Literal, NotRequired, TypedDict
 TYPES: dict[str, str] = {
     "turnbuckle.prediction.v1.AdviceExplainReply": "AdviceExplainReply",
     "turnbuckle.prediction.v1.AdviceExplainRequest": "AdviceExplainRequest",
+    "turnbuckle.aggregation.v1.Aggregation": "Aggregation",
+    "turnbuckle.aggregation.v1.AggregationEndReply": "AggregationEndReply",
+    "turnbuckle.aggregation.v1.AggregationEndRequest": "AggregationEndRequest",
+    "turnbuckle.aggregation.v1.AggregationEvent": "AggregationEvent",
+    "turnbuckle.aggregation.v1.AggregationReply": "AggregationReply",
+    "turnbuckle.aggregation.v1.AggregationRequest": "AggregationRequest",
+    "turnbuckle.aggregation.v1.AggregatorInfo": "AggregatorInfo",
     "turnbuckle.app.v1.AppSpec": "AppSpec",
     "turnbuckle.cfs.v1.CfsBatch": "CfsBatch",
     "turnbuckle.container.v1.ContainerEvent": "ContainerEvent",
+    "turnbuckle.scheduling.v1.ControlReply": "ControlReply",
+    "turnbuckle.scheduling.v1.ControlRequest": "ControlRequest",
     "turnbuckle.network.v1.DiffReply": "DiffReply",
     "turnbuckle.network.v1.DiffRequest": "DiffRequest",
     "turnbuckle.query.v1.ExplainReply": "ExplainReply",
     "turnbuckle.query.v1.ExplainRequest": "ExplainRequest",
+    "turnbuckle.scheduling.v1.IterationSample": "IterationSample",
+    "turnbuckle.scheduling.v1.JobExplainReply": "JobExplainReply",
+    "turnbuckle.scheduling.v1.JobExplainRequest": "JobExplainRequest",
     "turnbuckle.job.v1.JobRecord": "JobRecord",
+    "turnbuckle.scheduling.v1.JobSpec": "JobSpec",
     "turnbuckle.query.v1.KubeoperatorStateReply": "KubeoperatorStateReply",
     "turnbuckle.query.v1.KubeoperatorStateRequest": "KubeoperatorStateRequest",
+    "turnbuckle.planning.v1.LayerProfile": "LayerProfile",
     "turnbuckle.lease.v1.Lease": "Lease",
     "turnbuckle.limits.v1.LimitDecisions": "LimitDecisions",
     "turnbuckle.limits.v1.LimitReply": "LimitReply",
     "turnbuckle.limits.v1.LimitUpdate": "LimitUpdate",
+    "turnbuckle.limits.v1.LimitsApplied": "LimitsApplied",
+    "turnbuckle.memory.v1.MemoryHostInfo": "MemoryHostInfo",
     "turnbuckle.oom.v1.MemoryReply": "MemoryReply",
     "turnbuckle.oom.v1.MemoryRequest": "MemoryRequest",
     "turnbuckle.network.v1.NetworkStateReply": "NetworkStateReply",
     "turnbuckle.network.v1.NetworkStateRequest": "NetworkStateRequest",
     "turnbuckle.node.v1.NodeInfo": "NodeInfo",
     "turnbuckle.oom.v1.OomEvent": "OomEvent",
+    "turnbuckle.planning.v1.Plan": "Plan",
+    "turnbuckle.planning.v1.PlanReply": "PlanReply",
+    "turnbuckle.planning.v1.PlanRequest": "PlanRequest",
     "turnbuckle.kubernetes.v1.PodSelectors": "PodSelectors",
     "turnbuckle.prediction.v1.PredictReply": "PredictReply",
     "turnbuckle.prediction.v1.PredictRequest": "PredictRequest",
     "turnbuckle.prediction.v1.Prediction": "Prediction",
     "turnbuckle.query.v1.QueryError": "QueryError",
+    "turnbuckle.scheduling.v1.QueueReply": "QueueReply",
+    "turnbuckle.scheduling.v1.QueueRequest": "QueueRequest",
     "turnbuckle.prediction.v1.RankReply": "RankReply",
     "turnbuckle.prediction.v1.RankRequest": "RankRequest",
     "turnbuckle.network.v1.ReconcilerInfo": "ReconcilerInfo",
@@ -43,11 +64,28 @@ TYPES: dict[str, str] = {
     "turnbuckle.network.v1.RulesRequest": "RulesRequest",
     "turnbuckle.run.v1.RunProfile": "RunProfile",
     "turnbuckle.run.v1.RunSample": "RunSample",
+    "turnbuckle.scheduling.v1.RunnerInfo": "RunnerInfo",
+    "turnbuckle.savings.v1.Savings": "Savings",
+    "turnbuckle.scheduling.v1.ScheduleEvent": "ScheduleEvent",
+    "turnbuckle.scheduling.v1.SchedulerHeartbeat": "SchedulerHeartbeat",
+    "turnbuckle.memory.v1.SlabEvent": "SlabEvent",
+    "turnbuckle.memory.v1.SlabReply": "SlabReply",
+    "turnbuckle.memory.v1.SlabRequest": "SlabRequest",
     "turnbuckle.query.v1.StateReply": "StateReply",
     "turnbuckle.query.v1.StateRequest": "StateRequest",
+    "turnbuckle.training.v1.StepBatch": "StepBatch",
+    "turnbuckle.scheduling.v1.SubmitReply": "SubmitReply",
+    "turnbuckle.scheduling.v1.SubmitRequest": "SubmitRequest",
     "turnbuckle.network.v1.TcEvent": "TcEvent",
     "turnbuckle.prediction.v1.TrainReply": "TrainReply",
     "turnbuckle.prediction.v1.TrainRequest": "TrainRequest",
+    "turnbuckle.training.v1.TrainingEvent": "TrainingEvent",
+    "turnbuckle.training.v1.TrainingGeneration": "TrainingGeneration",
+    "turnbuckle.scheduling.v1.WorkEvent": "WorkEvent",
+    "turnbuckle.scheduling.v1.WorkOrder": "WorkOrder",
+    "turnbuckle.scheduling.v1.WorkReply": "WorkReply",
+    "turnbuckle.scheduling.v1.WorkerLogReply": "WorkerLogReply",
+    "turnbuckle.scheduling.v1.WorkerLogRequest": "WorkerLogRequest",
 }
 """Record by the type name that a message carries."""
 COLUMNS: dict[str, dict[str, str]] = {
@@ -87,6 +125,11 @@ COLUMNS: dict[str, dict[str, str]] = {
         "quota_us": "<i8",
         "limit_bytes": "<i8",
     },
+    "LimitsApplied": {
+        "quota_us": "<i8",
+        "limit_bytes": "<i8",
+        "status": "|u1",
+    },
     "WorkerSeries": {
         "cpu_cores": "<f8",
         "memory_bytes": "<f8",
@@ -101,6 +144,21 @@ NESTED: dict[str, dict[str, str]] = {
     },
 }
 """Lists of records with columns, by record and field."""
+
+AggregationChange = Literal[
+    "placed",
+    "restored",
+    "moved",
+    "lost",
+    "ended",
+]
+"""What became of a job's ranges."""
+
+Baseline = Literal[
+    "configured",
+    "application_limit",
+]
+"""What an application would hold without Turnbuckle."""
 
 ContainerChange = Literal[
     "started",
@@ -127,6 +185,58 @@ CostKind = Literal[
     "derived",
 ]
 """Where a cost comes from."""
+
+Dtype = Literal[
+    "float64",
+    "float32",
+    "bfloat16",
+    "float16",
+]
+"""Type of elements, by torch's name."""
+
+Engine = Literal[
+    "fsdp2",
+    "layered",
+    "ministage",
+]
+"""What carries a plan out."""
+
+EstimateSource = Literal[
+    "none",
+    "job",
+    "advisor",
+]
+"""Who estimated a job's run time."""
+
+IterationSource = Literal[
+    "mltcp",
+    "sockets",
+]
+"""What an iteration was measured by."""
+
+JobAction = Literal[
+    "cancel",
+    "preempt",
+    "release",
+]
+"""What a person asks of a job."""
+
+JobOutcome = Literal[
+    "ended",
+    "failed",
+    "cancelled",
+]
+"""How a job ended."""
+
+JobPhase = Literal[
+    "waiting",
+    "running",
+    "stopping",
+    "ended",
+    "failed",
+    "cancelled",
+]
+"""What a job does now, or how it ended."""
 
 JobState = Literal[
     "succeeded",
@@ -167,6 +277,30 @@ OomKind = Literal[
 ]
 """Kind of a memory event. Each incident is published once, as the kind that describes it best."""
 
+OptimizerKind = Literal[
+    "sgd",
+    "adam",
+    "adamw",
+]
+"""Optimizer of ``torch.optim`` that works element by element."""
+
+OrderAction = Literal[
+    "run",
+    "check",
+    "stop",
+    "kill",
+    "pace",
+    "forget",
+]
+"""What a runner is to do about an attempt."""
+
+Preemption = Literal[
+    "never",
+    "restart",
+    "checkpoint",
+]
+"""How a job gives up its slots."""
+
 RouteKind = Literal[
     "route",
     "link",
@@ -182,6 +316,12 @@ RouteKind = Literal[
 ]
 """Kind of a path event."""
 
+RuleSet = Literal[
+    "corrected",
+    "released",
+]
+"""By whose rules a plan was made."""
+
 RunEnd = Literal[
     "finished",
     "timed_out",
@@ -189,6 +329,23 @@ RunEnd = Literal[
     "failed",
 ]
 """Why a local run ended."""
+
+SlabChange = Literal[
+    "mapped",
+    "evicted",
+    "fallen_back",
+    "not_mapped",
+]
+"""What became of a slab."""
+
+Strategy = Literal[
+    "even",
+    "by_speed",
+    "whole",
+    "uneven",
+    "pipeline",
+]
+"""How work is divided."""
 
 TcObject = Literal[
     "clsact",
@@ -204,6 +361,40 @@ TcOperationKind = Literal[
     "delete",
 ]
 """A write."""
+
+TrainingChange = Literal[
+    "started",
+    "resumed",
+    "drift",
+    "saved",
+    "ready",
+    "joined",
+    "left",
+    "generation",
+    "continued",
+    "ended",
+]
+"""What happened to a training."""
+
+Trigger = Literal[
+    "submitted",
+    "work",
+    "node",
+    "quantum",
+    "control",
+]
+"""What a decision was made for."""
+
+WorkerChange = Literal[
+    "started",
+    "ready",
+    "stopped",
+    "unsaved",
+    "ended",
+    "failed",
+    "lost",
+]
+"""What a worker did."""
 
 
 class AdviceExplainReply(TypedDict):
@@ -233,6 +424,118 @@ class AdviceExplainRequest(TypedDict):
     prices_as_of: NotRequired[str | None]
     providers: NotRequired[list[str]]
     shipped_data: NotRequired[bool]
+
+
+class AggregatedRange(TypedDict):
+    """Values [first, last) of a job's flat vector, and who sums them."""
+
+    first: int
+    last: int
+    version: int
+    address: str
+
+
+class Aggregation(TypedDict):
+    """A job's assignment: value of the bucket `aggregations`, changed over its own revision only."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    attempt: int
+    claim_sha256: str
+    ranks: int
+    values: int
+    optimizer: AggregationOptimizer
+    ranges: list[AggregatedRange]
+    incarnation: int
+    lost: NotRequired[str]
+    time_ns: int
+
+
+class AggregationEndReply(TypedDict):
+    """Answer to AggregationEndRequest."""
+
+    type: str
+    schema_version: NotRequired[int]
+    known: bool
+
+
+class AggregationEndRequest(TypedDict):
+    """Free a job's ranges: it has ended."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    claim: str
+
+
+class AggregationEvent(TypedDict):
+    """A change of a job's aggregation."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    attempt: int
+    change: AggregationChange
+    reason: str
+    addresses: NotRequired[list[str]]
+    bit_identical: NotRequired[bool]
+    time_ns: int
+
+
+class AggregationOptimizer(TypedDict):
+    """What makes a step out of the sum of gradients."""
+
+    kind: OptimizerKind
+    lr: float
+    momentum: NotRequired[float]
+    beta1: NotRequired[float]
+    beta2: NotRequired[float]
+    weight_decay: NotRequired[float]
+
+
+class AggregationReply(TypedDict):
+    """Answer to AggregationRequest."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    attempt: int
+    key: str
+    ranges: list[AggregatedRange]
+
+
+class AggregationRequest(TypedDict):
+    """Place a job on an aggregator. The same request has the same answer, so that each rank may ask."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    attempt: int
+    claim: str
+    ranks: int
+    values: int
+    optimizer: AggregationOptimizer
+
+
+class AggregatorInfo(TypedDict):
+    """Registration of the leading aggregator service: kept in KV with a time to live."""
+
+    type: str
+    schema_version: NotRequired[int]
+    host: str
+    incarnation: int
+    holder: str
+    version: str
+
+
+class Alternative(TypedDict):
+    """Another strategy for the same job, or why there is no plan by it."""
+
+    strategy: Strategy
+    step_us: NotRequired[float | None]
+    refused: NotRequired[str]
+    usd_per_step: NotRequired[float]
 
 
 class AppSpec(TypedDict):
@@ -273,6 +576,24 @@ class AppState(TypedDict):
     containers: list[ContainerState]
 
 
+class AttemptStart(TypedDict):
+    """One start of a job; a job that goes on after a preemption does so in its next attempt."""
+
+    job: str
+    attempt: int
+    nodes: list[str]
+    master_address: NotRequired[str]
+    master_port: NotRequired[int]
+
+
+class AttemptStop(TypedDict):
+    """An attempt has to give up its slots."""
+
+    job: str
+    attempt: int
+    why: NotRequired[str]
+
+
 class CfsBatch(TypedDict):
     """One application's containers on one node in one period (thesis 2.3.1, 2.4.4.1)."""
 
@@ -292,6 +613,8 @@ class CfsBatch(TypedDict):
     reserve_update_seq: NotRequired[int]
     node_headroom_bytes: NotRequired[int]
     node_cpu_headroom_us: NotRequired[int]
+    configured_cpu_us: NotRequired[int]
+    configured_memory_bytes: NotRequired[int]
     node_idle_percent: NotRequired[int]
     periods: list[int]
     quota_us: list[int]
@@ -305,6 +628,45 @@ class CfsBatch(TypedDict):
     limit_update_seq: list[int]
     oom_kills: list[int]
     flags: list[int]
+
+
+class Cluster(TypedDict):
+    """Devices in the order of their ranks, and the links of their machines."""
+
+    devices: list[Device]
+    links: NotRequired[list[Link]]
+    inside: NotRequired[LinkRate | None]
+    between: NotRequired[LinkRate | None]
+    ring_factor: NotRequired[float]
+    uneven_factor: NotRequired[float]
+
+
+class ClusterLink(TypedDict):
+    """A link that several jobs may share, such as a rack's uplink."""
+
+    link: str
+    bits_per_s: int
+    nodes: list[str]
+
+
+class ClusterNode(TypedDict):
+    """A node as the scheduler counts with it."""
+
+    node: str
+    slots: int
+    gpus: NotRequired[int]
+    cores: NotRequired[float]
+    memory_bytes: NotRequired[int]
+    rack: NotRequired[str]
+    address: NotRequired[str]
+    incarnation: NotRequired[int]
+    drained: NotRequired[bool]
+    silent: NotRequired[bool]
+    device_kind: NotRequired[str]
+    device_memory_bytes: NotRequired[int]
+    equal_workers: NotRequired[bool]
+    cut_off: NotRequired[bool]
+    why: NotRequired[str]
 
 
 class Configuration(TypedDict):
@@ -382,12 +744,59 @@ class Contribution(TypedDict):
     factor: float
 
 
+class ControlReply(TypedDict):
+    """Reply to ControlRequest."""
+
+    type: str
+    schema_version: NotRequired[int]
+    done: str
+
+
+class ControlRequest(TypedDict):
+    """Cancel, preempt or release a job, drain or undrain a node: exactly one is given."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: NotRequired[str]
+    action: NotRequired[JobAction | None]
+    for_s: NotRequired[float]
+    drain: NotRequired[str]
+    undrain: NotRequired[str]
+    by: NotRequired[str]
+
+
 class DeclaredApplication(TypedDict):
     """One object that declares an application, as of its last reconcile."""
 
     declared_by: str
     app: str
     refused: NotRequired[str]
+
+
+class Device(TypedDict):
+    """One GPU, or one control group that stands for one."""
+
+    rank: int
+    kind: str
+    machine: str
+    node: NotRequired[str]
+    memory_bytes: int
+    usd_per_hour: NotRequired[float]
+
+
+class DevicePlan(TypedDict):
+    """What one device does and holds in each step."""
+
+    rank: int
+    samples: int
+    microbatches: int
+    state_share: float
+    stage: NotRequired[int]
+    planned_bytes: int
+    allowed_bytes: int
+    busy_share: float
+    extrapolated: NotRequired[bool]
+    kind: NotRequired[str]
 
 
 class DiffReply(TypedDict):
@@ -452,6 +861,117 @@ class Explanation(TypedDict):
     sentence: str
 
 
+class IterationSample(TypedDict):
+    """The traffic of one iteration of a job, seen at one worker."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    attempt: int
+    rank: int
+    node: str
+    time_ns: int
+    period_us: int
+    sending_us: int
+    sent_bytes: int
+    drops: NotRequired[int]
+    congestion_control: NotRequired[str]
+    source: IterationSource
+    phase_error_us: NotRequired[int]
+    frozen_us: NotRequired[int]
+    due_ns: NotRequired[int]
+    ended_ns: NotRequired[int]
+
+
+class JobControlled(TypedDict):
+    """A person's request about one job."""
+
+    job: str
+    action: JobAction
+    not_before_ns: NotRequired[int]
+
+
+class JobEnded(TypedDict):
+    """A job has ended: all that a record of it needs."""
+
+    job: str
+    outcome: JobOutcome
+    submitted_ns: int
+    started_ns: NotRequired[int]
+    ended_ns: int
+    ran_s: NotRequired[float]
+    restoring_s: NotRequired[float]
+    waited_s: NotRequired[float]
+    lost_s: NotRequired[float]
+    attempts: NotRequired[int]
+    preemptions: NotRequired[int]
+    workers: int
+    slots: int
+    node: NotRequired[ClusterNode | None]
+    task: NotRequired[TaskFeatures | None]
+    run: NotRequired[str]
+    estimate: NotRequired[RunTime | None]
+    estimate_source: NotRequired[EstimateSource]
+    exit_code: NotRequired[int | None]
+    out_of_memory: NotRequired[bool]
+    reason: NotRequired[str]
+
+
+class JobExplainReply(TypedDict):
+    """Reply to JobExplainRequest."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: QueuedJob
+    spec: JobSpec
+    history: list[JobHistoryLine]
+
+
+class JobExplainRequest(TypedDict):
+    """All decisions about one job."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+
+
+class JobHistoryLine(TypedDict):
+    """One thing that happened to a job."""
+
+    time_ns: int
+    happened_ns: NotRequired[int]
+    sequence: int
+    what: str
+    why: NotRequired[str]
+    reason: NotRequired[JobReason | None]
+
+
+class JobPlanned(TypedDict):
+    """The planner's answer about one place for a job's next attempt: how its workers divide the work, or why not."""
+
+    job: str
+    attempt: int
+    nodes: list[str]
+    plan: NotRequired[str]
+    why: NotRequired[str]
+    step_us: NotRequired[float]
+    missing_bytes: NotRequired[int]
+    compared: NotRequired[list[str]]
+
+
+class JobReason(TypedDict):
+    """Why one job got slots or not in one decision."""
+
+    job: str
+    turn: int
+    free_slots: int
+    chosen: bool
+    held: NotRequired[bool]
+    index: NotRequired[float]
+    service_slot_s: NotRequired[float]
+    why: NotRequired[str]
+
+
 class JobRecord(TypedDict):
     """One finished job. `job` is unique: publishing it twice stores it once."""
 
@@ -472,6 +992,67 @@ class JobRecord(TypedDict):
     load_average: NotRequired[float | None]
     local_run: NotRequired[str]
     reason: NotRequired[str]
+    submitted_ns: NotRequired[int]
+    preemptions: NotRequired[int]
+    restoring_s: NotRequired[float]
+    lost_s: NotRequired[float]
+
+
+class JobShift(TypedDict):
+    """When in the common period of the jobs on its links a job begins its iterations."""
+
+    job: str
+    attempt: int
+    period_ms: int
+    shift_ms: int
+
+
+class JobSpan(TypedDict):
+    """Time that a job held slots."""
+
+    attempt: int
+    begin_ns: int
+    end_ns: NotRequired[int]
+    nodes: list[str]
+
+
+class JobSpec(TypedDict):
+    """One training job: `workers` processes of the same command, started together or not at all."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    workers: NotRequired[int]
+    slots: NotRequired[int]
+    cpu_cores: NotRequired[float | None]
+    memory_bytes: NotRequired[int | None]
+    command: list[str]
+    directory: str
+    environment: NotRequired[dict[str, Any]]
+    preemption: NotRequired[Preemption]
+    grace_s: NotRequired[float]
+    checkpoint_directory: NotRequired[str]
+    retries: NotRequired[int]
+    task: NotRequired[TaskFeatures | None]
+    run: NotRequired[str]
+    estimate_s: NotRequired[float | None]
+    model: NotRequired[str]
+    batch: NotRequired[int]
+    interleave: NotRequired[bool]
+    congestion_control: NotRequired[str]
+    min_workers: NotRequired[int]
+    max_workers: NotRequired[int]
+    deadline_s: NotRequired[float | None]
+    budget_slot_hours: NotRequired[float | None]
+
+
+class JobSubmitted(TypedDict):
+    """A job waits from now on. Its environment is masked: the whole spec is in the bucket `job_specs`."""
+
+    spec: JobSpec
+    estimate: NotRequired[RunTime | None]
+    estimate_source: NotRequired[EstimateSource]
+    model: NotRequired[str]
 
 
 class KubeoperatorStateReply(TypedDict):
@@ -487,6 +1068,48 @@ class KubeoperatorStateRequest(TypedDict):
 
     type: str
     schema_version: NotRequired[int]
+
+
+class LayerClass(TypedDict):
+    """Layers of a model that are alike, measured on one of them. Lists hold micro-batches of 1, 2, 3 ... samples."""
+
+    name: str
+    count: int
+    parameters: int
+    flat_bytes: int
+    forward_us: list[float]
+    forward_us_p10: NotRequired[list[float]]
+    forward_us_p90: NotRequired[list[float]]
+    backward_us: list[float]
+    backward_us_p10: NotRequired[list[float]]
+    backward_us_p90: NotRequired[list[float]]
+    saved_bytes: list[int]
+    boundary_bytes: int
+    fsdp2_us: NotRequired[float]
+
+
+class LayerProfile(TypedDict):
+    """A model measured layer by layer on one kind of device."""
+
+    type: str
+    schema_version: NotRequired[int]
+    profile: str
+    model: str
+    task: str
+    kind: str
+    dtype: NotRequired[Dtype]
+    chain: NotRequired[bool]
+    scalar_parameters: NotRequired[bool]
+    refused: NotRequired[str]
+    classes: list[LayerClass]
+    order: list[int]
+    optimizer_us_per_mib: NotRequired[float]
+    accumulation_us: NotRequired[float]
+    reserved_bytes: NotRequired[int]
+    construction_bytes: NotRequired[int]
+    contended: NotRequired[bool]
+    measured_ns: int
+    node: NotRequired[str]
 
 
 class Lease(TypedDict):
@@ -517,6 +1140,8 @@ class LimitDecisions(TypedDict):
     memory_limit_bytes: int
     memory_allocated_bytes: int
     memory_reserved_bytes: NotRequired[int]
+    update_seq_first: NotRequired[int]
+    update_seq_last: NotRequired[int]
     quota_from_us: list[int]
     quota_to_us: list[int]
     quota_reason: list[int]
@@ -582,6 +1207,84 @@ class LimitWriter(TypedDict):
     pid: int
     comm: str
     cgroup: str
+
+
+class LimitsApplied(TypedDict):
+    """Limits in force after a limit update, and the outcome of each of its rows: one application on one node."""
+
+    type: str
+    schema_version: NotRequired[int]
+    containers: NotRequired[str]
+    app: str
+    node: str
+    incarnation: int
+    report_seq: int
+    epoch: int
+    seq: int
+    time_ns: int
+    quota_us: list[int]
+    limit_bytes: list[int]
+    status: list[int]
+
+
+class Link(TypedDict):
+    """Between two machines, both ways; with the same machine twice: between devices inside it."""
+
+    bytes_per_s: float
+    latency_us: float
+    first: str
+    second: str
+
+
+class LinkRate(TypedDict):
+    """What a connection carries, as processes see it."""
+
+    bytes_per_s: float
+    latency_us: float
+
+
+class LinkScore(TypedDict):
+    """How well the jobs on one link fit beside each other: 1 where never more is sent than the link carries."""
+
+    link: str
+    bits_per_s: int
+    jobs: list[str]
+    unshifted: float
+    score: float
+    why: NotRequired[str]
+
+
+class MeasuredRun(TypedDict):
+    """One run of a training job by a plan; a line of the file by which `turnbuckle plan` corrects later plans."""
+
+    plan: str
+    job: str
+    engine: Engine
+    kinds: list[str]
+    profiles: NotRequired[list[str]]
+    predicted_step_us: float
+    step_us: float
+    step_p10_us: float
+    step_p90_us: float
+    steps: int
+    ended_ns: int
+
+
+class MemoryHostInfo(TypedDict):
+    """Registration of a host's memory service: kept in KV with a time to live."""
+
+    type: str
+    schema_version: NotRequired[int]
+    node: str
+    address: NotRequired[str]
+    offered_bytes: NotRequired[int]
+    held_bytes: NotRequired[int]
+    free_bytes: NotRequired[int]
+    headroom_bytes: NotRequired[int]
+    incarnation: int
+    time_ns: int
+    version: NotRequired[str]
+    holder: NotRequired[str]
 
 
 class MemoryReply(TypedDict):
@@ -714,6 +1417,13 @@ class OomEvent(TypedDict):
     reason: NotRequired[str]
 
 
+class Pace(TypedDict):
+    """When a job is to begin to send: at `begin_ns` plus whole periods."""
+
+    begin_ns: int
+    period_us: int
+
+
 class PathState(TypedDict):
     """One destination and its next hops according to kernel, FRR and BFD."""
 
@@ -725,6 +1435,75 @@ class PathState(TypedDict):
     override: NotRequired[list[str]]
     reason: NotRequired[str]
     suspect: NotRequired[str]
+
+
+class Plan(TypedDict):
+    """What each device does in a training job, what a step takes, and why."""
+
+    type: str
+    schema_version: NotRequired[int]
+    plan: str
+    job: str
+    engine: Engine
+    strategy: Strategy
+    batch: int
+    gather_dtype: NotRequired[Dtype]
+    microbatch: NotRequired[int]
+    turns: NotRequired[int]
+    devices: list[DevicePlan]
+    stages: NotRequired[list[StagePlan]]
+    step_us: float
+    step_low_us: float
+    step_high_us: float
+    profiled_step_us: NotRequired[float]
+    measured_runs: NotRequired[int]
+    reasons: NotRequired[list[PlanReason]]
+    alternatives: NotRequired[list[Alternative]]
+    launch: NotRequired[list[str]]
+    profiles: NotRequired[list[str]]
+    rules: NotRequired[RuleSet]
+    usd_per_step: NotRequired[float]
+
+
+class PlanReason(TypedDict):
+    """Why the plan is what it is, with the value that decided and what it was compared with."""
+
+    rank: NotRequired[int | None]
+    measured: float
+    threshold: float
+    unit: str
+    sentence: str
+
+
+class PlanReply(TypedDict):
+    """Reply to PlanRequest: a plan, or why there is none."""
+
+    type: str
+    schema_version: NotRequired[int]
+    plan: NotRequired[Plan | None]
+    refused: NotRequired[str]
+    missing_bytes: NotRequired[int]
+    missing_profiles: NotRequired[list[str]]
+    remedy: NotRequired[str]
+    alternatives: NotRequired[list[Alternative]]
+
+
+class PlanRequest(TypedDict):
+    """Plan one training job."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    task: NotRequired[str]
+    profiles: NotRequired[list[LayerProfile]]
+    cluster: Cluster
+    batch: int
+    optimizer_bytes_per_parameter: NotRequired[float]
+    gather_dtype: NotRequired[Dtype]
+    max_microbatch: NotRequired[int]
+    memory_share: NotRequired[float]
+    objective: NotRequired[Objective]
+    strategies: NotRequired[list[Strategy]]
 
 
 class PodSelector(TypedDict):
@@ -815,6 +1594,62 @@ class QueryError(TypedDict):
     schema_version: NotRequired[int]
     code: int
     message: str
+
+
+class QueueReply(TypedDict):
+    """Reply to QueueRequest; jobs in the policy's order, those that ended last."""
+
+    type: str
+    schema_version: NotRequired[int]
+    leader: str
+    time_ns: int
+    policy: str
+    slots: int
+    taken_slots: int
+    jobs: list[QueuedJob]
+    nodes: list[ClusterNode]
+    left_out: NotRequired[int]
+    links: NotRequired[list[LinkScore]]
+
+
+class QueueRequest(TypedDict):
+    """Jobs and nodes, as the leading scheduler knows them."""
+
+    type: str
+    schema_version: NotRequired[int]
+    ended_within_s: NotRequired[float]
+
+
+class QueuedJob(TypedDict):
+    """One job in the queue, running, or ended lately."""
+
+    job: str
+    phase: JobPhase
+    workers: int
+    slots: int
+    preemption: Preemption
+    nodes: NotRequired[list[str]]
+    attempt: NotRequired[int]
+    preemptions: NotRequired[int]
+    submitted_ns: int
+    started_ns: NotRequired[int]
+    ended_ns: NotRequired[int]
+    ran_s: NotRequired[float]
+    waited_s: NotRequired[float]
+    restoring_s: NotRequired[float]
+    lost_s: NotRequired[float]
+    estimate: NotRequired[RunTime | None]
+    estimate_source: NotRequired[EstimateSource]
+    left: NotRequired[RunTime | None]
+    expected_start_ns: NotRequired[int]
+    expected_end_ns: NotRequired[int]
+    index: NotRequired[float]
+    ahead: NotRequired[list[str]]
+    why: NotRequired[str]
+    spans: NotRequired[list[JobSpan]]
+    traffic: NotRequired[TrafficProfile | None]
+    shift: NotRequired[JobShift | None]
+    congestion_control: NotRequired[str]
 
 
 class RankReply(TypedDict):
@@ -967,6 +1802,164 @@ class RunSample(TypedDict):
     network_out_bytes_per_s: float
 
 
+class RunTime(TypedDict):
+    """Run time without interruptions, seconds: the median, and an interval that holds nine of ten jobs."""
+
+    low_s: float
+    median_s: float
+    high_s: float
+
+
+class RunnerInfo(TypedDict):
+    """Registration of a node's runner: kept in KV with a time to live."""
+
+    type: str
+    schema_version: NotRequired[int]
+    node: str
+    address: str
+    incarnation: int
+    time_ns: int
+    slots: int
+    gpus: NotRequired[int]
+    cores: float
+    memory_bytes: int
+    rack: NotRequired[str]
+    device_kind: NotRequired[str]
+    device_memory_bytes: NotRequired[int]
+    congestion_controls: NotRequired[list[str]]
+    engine: NotRequired[str]
+    version: NotRequired[str]
+    holder: NotRequired[str]
+
+
+class Savings(TypedDict):
+    """One allocator replica's account of one application and UTC day, from the day's start or its own until now."""
+
+    type: str
+    schema_version: NotRequired[int]
+    app: str
+    day: str
+    record: str
+    time_ns: int
+    parts: list[SavingsPart]
+    core_hour_price: NotRequired[float | None]
+    gib_hour_price: NotRequired[float | None]
+    currency: NotRequired[str]
+
+
+class SavingsPart(TypedDict):
+    """Integrals over the covered time of one mode and one choice of baselines."""
+
+    mode: str
+    cpu_baseline: Baseline
+    memory_baseline: Baseline
+    covered_s: float
+    cpu_baseline_core_s: float
+    cpu_held_core_s: float
+    memory_baseline_gib_s: float
+    memory_held_gib_s: float
+    periods: int
+    throttled_periods: int
+    throttled_s: float
+    excess_periods: int
+    excess_core_s: float
+
+
+class ScheduleDecision(TypedDict):
+    """Which attempts begin, and which have to stop."""
+
+    trigger: Trigger
+    policy: str
+    starts: NotRequired[list[AttemptStart]]
+    stops: NotRequired[list[AttemptStop]]
+    reasons: NotRequired[list[JobReason]]
+    shifts: NotRequired[list[JobShift] | None]
+    link_scores: NotRequired[list[LinkScore]]
+
+
+class ScheduleEvent(TypedDict):
+    """One entry of the stream `SCHEDULE`; without content: the lead was taken."""
+
+    type: str
+    schema_version: NotRequired[int]
+    leader: str
+    time_ns: int
+    nodes: NotRequired[list[ClusterNode] | None]
+    links: NotRequired[list[ClusterLink] | None]
+    profiles: NotRequired[list[TrafficProfile]]
+    submitted: NotRequired[list[JobSubmitted]]
+    controlled: NotRequired[list[JobControlled]]
+    drained: NotRequired[list[str]]
+    undrained: NotRequired[list[str]]
+    worked: NotRequired[list[WorkEvent]]
+    answered: NotRequired[list[JobPlanned]]
+    planned: NotRequired[list[JobPlanned]]
+    decision: NotRequired[ScheduleDecision | None]
+    ended: NotRequired[list[JobEnded]]
+    by: NotRequired[str]
+
+
+class SchedulerHeartbeat(TypedDict):
+    """The leading scheduler is alive; another takes the lead after three lost ones."""
+
+    type: str
+    schema_version: NotRequired[int]
+    leader: str
+    sequence: int
+    time_ns: int
+
+
+class SlabEvent(TypedDict):
+    """What became of a slab of remote memory, and why."""
+
+    type: str
+    schema_version: NotRequired[int]
+    node: str
+    change: SlabChange
+    label: NotRequired[str]
+    device: NotRequired[str]
+    slab: NotRequired[int]
+    attempt: NotRequired[int]
+    address: NotRequired[str]
+    slab_bytes: NotRequired[int]
+    pages_per_s: NotRequired[float]
+    map_above_pages_per_s: NotRequired[float]
+    free_bytes: NotRequired[int]
+    headroom_bytes: NotRequired[int]
+    reason: NotRequired[str]
+    time_ns: int
+
+
+class SlabReply(TypedDict):
+    """Answer to SlabRequest: an export that takes one connection, within a minute."""
+
+    type: str
+    schema_version: NotRequired[int]
+    address: str
+    export: str
+
+
+class SlabRequest(TypedDict):
+    """A host asks another one for memory for a slab of its swap device."""
+
+    type: str
+    schema_version: NotRequired[int]
+    node: str
+    device: str
+    slab_bytes: int
+
+
+class StagePlan(TypedDict):
+    """Layers that a group of devices has in one turn (a ministage)."""
+
+    stage: int
+    turn: NotRequired[int]
+    ranks: list[int]
+    first_layer: int
+    last_layer: int
+    routes_digest: NotRequired[str]
+
+
 class StateReply(TypedDict):
     """Reply to StateRequest."""
 
@@ -985,6 +1978,45 @@ class StateRequest(TypedDict):
     type: str
     schema_version: NotRequired[int]
     app: NotRequired[str | None]
+
+
+class StepBatch(TypedDict):
+    """Steps of one rank since its last batch, a row each; ranks report once a second, each at its own time."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    node: str
+    generation: NotRequired[int]
+    training: str
+    rank: int
+    time_ns: int
+    step: list[int]
+    step_us: list[int]
+    compute_us: list[int]
+    gather_us: list[int]
+    scatter_us: list[int]
+    samples: list[int]
+    memory_bytes: list[int]
+
+
+class SubmitReply(TypedDict):
+    """Reply to SubmitRequest."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: QueuedJob
+    waiting_before: int
+    warnings: NotRequired[list[str]]
+
+
+class SubmitRequest(TypedDict):
+    """Run a job."""
+
+    type: str
+    schema_version: NotRequired[int]
+    spec: JobSpec
+    by: NotRequired[str]
 
 
 class TaskFeatures(TypedDict):
@@ -1054,6 +2086,25 @@ class TcOperation(TypedDict):
     pass_id: NotRequired[int]
 
 
+class TrafficPhase(TypedDict):
+    """A part of an iteration in which a job sends."""
+
+    begin_ms: int
+    end_ms: int
+    bits_per_s: int
+
+
+class TrafficProfile(TypedDict):
+    """What a job sends on each link that it uses, in each of its iterations; learned from its samples."""
+
+    job: str
+    attempt: int
+    period_ms: int
+    phases: list[TrafficPhase]
+    sent_bytes: int
+    congestion_control: NotRequired[str]
+
+
 class TrainReply(TypedDict):
     """Reply to TrainRequest."""
 
@@ -1073,6 +2124,122 @@ class TrainRequest(TypedDict):
     force: NotRequired[bool]
 
 
+class TrainingEvent(TypedDict):
+    """One change of a training."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    node: str
+    generation: NotRequired[int]
+    training: str
+    sequence: int
+    change: TrainingChange
+    time_ns: int
+    step: NotRequired[int]
+    total: NotRequired[int]
+    plan: NotRequired[Plan | None]
+    measured_step_us: NotRequired[float]
+    predicted_step_us: NotRequired[float]
+    cause: NotRequired[str]
+    run: NotRequired[MeasuredRun | None]
+    exit_code: NotRequired[int | None]
+    checkpoint: NotRequired[str]
+    worker: NotRequired[str]
+    workers: NotRequired[int]
+    usd: NotRequired[float]
+    pause_us: NotRequired[int]
+
+
+class TrainingGeneration(TypedDict):
+    """Registration of an elastic training's coordinator, with the generation of workers that it has ordered last."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    node: str
+    pid: int
+    incarnation: int
+    time_ns: int
+    number: NotRequired[int]
+    workers: NotRequired[int]
+    plan: str
+    first_step: NotRequired[int]
+    is_formed: NotRequired[bool]
+    holder: NotRequired[str]
+
+
+class WorkEvent(TypedDict):
+    """One change of one worker, by the runner of its node."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    attempt: int
+    rank: int
+    node: str
+    change: WorkerChange
+    time_ns: int
+    incarnation: NotRequired[int]
+    exit_code: NotRequired[int | None]
+    oom_kills: NotRequired[int]
+    ran_s: NotRequired[float]
+    took_s: NotRequired[float]
+    reason: NotRequired[str]
+
+
+class WorkOrder(TypedDict):
+    """Of the leading scheduler to the runner of one node, about one attempt. Idempotent, repeated until answered."""
+
+    type: str
+    schema_version: NotRequired[int]
+    sequence: int
+    leader: str
+    job: str
+    attempt: int
+    action: OrderAction
+    ranks: list[int]
+    spec: NotRequired[JobSpec | None]
+    nodes: NotRequired[list[str]]
+    master_address: NotRequired[str]
+    master_port: NotRequired[int]
+    plan: NotRequired[str]
+    pace: NotRequired[Pace | None]
+
+
+class WorkReply(TypedDict):
+    """What is true now of the order's ranks."""
+
+    type: str
+    schema_version: NotRequired[int]
+    obeyed: bool
+    workers: NotRequired[list[WorkerState]]
+    reason: NotRequired[str]
+
+
+class WorkerLogReply(TypedDict):
+    """Reply to WorkerLogRequest."""
+
+    type: str
+    schema_version: NotRequired[int]
+    attempt: NotRequired[int]
+    text: NotRequired[str]
+    next_offset: NotRequired[int]
+    over: NotRequired[bool]
+
+
+class WorkerLogRequest(TypedDict):
+    """A part of what a worker wrote to its standard output and error."""
+
+    type: str
+    schema_version: NotRequired[int]
+    job: str
+    attempt: NotRequired[int]
+    rank: NotRequired[int]
+    offset: NotRequired[int]
+    lines: NotRequired[int]
+
+
 class WorkerSeries(TypedDict):
     """One worker's local run time series (Table 4.1); columns of the same length, one element per interval."""
 
@@ -1081,3 +2248,11 @@ class WorkerSeries(TypedDict):
     memory_bytes: list[float]
     network_in_bytes_per_s: list[float]
     network_out_bytes_per_s: list[float]
+
+
+class WorkerState(TypedDict):
+    """One worker as its runner knows it."""
+
+    rank: int
+    last: NotRequired[WorkEvent | None]
+    pid: NotRequired[int]

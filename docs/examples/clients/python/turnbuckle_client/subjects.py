@@ -18,6 +18,11 @@ def limit_decisions(app: str | None = None, *, root: str = "tb") -> str:
     return f"{root}.obs.limits.{token(app)}"
 
 
+def limits_applied(app: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
+    """LimitsApplied: limits in force after a limit update, and which of its rows were not applied."""
+    return f"{root}.obs.applied.{token(app)}.{token(node)}"
+
+
 def container_event(app: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
     """Subject of ContainerEvent.
 
@@ -101,6 +106,91 @@ def prediction(job: str | None = None, *, root: str = "tb") -> str:
     return f"{root}.evt.prediction.{token(job)}"
 
 
+def layer_profile(profile: str | None = None, *, root: str = "tb") -> str:
+    """LayerProfile: time and memory of a model's layers on one kind of device, measured."""
+    return f"{root}.evt.layers.{token(profile)}"
+
+
+def plan(job: str | None = None, *, root: str = "tb") -> str:
+    """Plan: how a training job is divided over unequal devices, what a step takes, and why."""
+    return f"{root}.evt.plan.{token(job)}"
+
+
+def savings(app: str | None = None, day: str | None = None, record: str | None = None, *, root: str = "tb") -> str:
+    """Savings: what an application held in a day beside what it would hold without limits, and how it was throttled."""
+    return f"{root}.evt.savings.{token(app)}.{token(day)}.{token(record)}"
+
+
+def schedule_event(*, root: str = "tb") -> str:
+    """Subject of ScheduleEvent.
+
+    ScheduleEvent: what happened to training jobs: submissions, requests, decisions, what workers did; in one order.
+    """
+    return f"{root}.evt.schedule"
+
+
+def scheduler_heartbeat(*, root: str = "tb") -> str:
+    """SchedulerHeartbeat: the leading scheduler is alive."""
+    return f"{root}.obs.schedule"
+
+
+def iteration_sample(job: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
+    """Subject of IterationSample.
+
+    IterationSample: the traffic of one iteration of a training job: period, sending time, bytes, and what its pace
+    made of it.
+    """
+    return f"{root}.obs.iteration.{token(job)}.{token(node)}"
+
+
+def work_event(job: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
+    """WorkEvent: a worker of a training job was started, is ready, has stopped, ended, failed, or is lost."""
+    return f"{root}.evt.work.{token(job)}.{token(node)}"
+
+
+def work_order(node: str, *, root: str = "tb") -> str:
+    """WorkOrder: start, check, stop, kill, pace or forget a training job's workers on one node."""
+    return f"{root}.cmd.work.{token(node)}"
+
+
+def worker_log_request(node: str, *, root: str = "tb") -> str:
+    """WorkerLogRequest: what a worker wrote to its standard output and error."""
+    return f"{root}.cmd.worker_logs.{token(node)}"
+
+
+def step_batch(job: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
+    """StepBatch: what steps of a training took in one rank, in parts, and its memory."""
+    return f"{root}.obs.step.{token(job)}.{token(node)}"
+
+
+def training_event(job: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
+    """Subject of TrainingEvent.
+
+    TrainingEvent: a training by a plan was started, goes on at a checkpoint, drifts from the plan, has saved, or
+    ended.
+    """
+    return f"{root}.evt.train.{token(job)}.{token(node)}"
+
+
+def aggregation_event(job: str | None = None, *, root: str = "tb") -> str:
+    """AggregationEvent: ranges of a replicated training job were placed, moved, lost, restored or freed."""
+    return f"{root}.evt.aggregate.{token(job)}"
+
+
+def slab_request(daemon: str, node: str, *, root: str = "tb") -> str:
+    """SlabRequest: a host asks another one for memory for a slab of its swap device."""
+    return f"{root}.cmd.slab.{token(daemon)}.{token(node)}"
+
+
+def slab_event(node: str | None = None, *, root: str = "tb") -> str:
+    """Subject of SlabEvent.
+
+    SlabEvent: a slab of a swap device went to remote memory, is wanted back by its daemon, or fell back to its
+    disk.
+    """
+    return f"{root}.evt.slab.{token(node)}"
+
+
 def state_request(*, root: str = "tb") -> str:
     """StateRequest: applications, containers, limits and pools."""
     return f"{root}.cmd.allocator.state"
@@ -131,6 +221,41 @@ def train_request(*, root: str = "tb") -> str:
     return f"{root}.cmd.advisor.train"
 
 
+def aggregation_request(*, root: str = "tb") -> str:
+    """AggregationRequest: have a replicated training job's gradients aggregated: where, with which key."""
+    return f"{root}.cmd.aggregator.place"
+
+
+def aggregation_end_request(*, root: str = "tb") -> str:
+    """AggregationEndRequest: free the ranges of a training job that has ended."""
+    return f"{root}.cmd.aggregator.end"
+
+
 def kubeoperator_state_request(*, root: str = "tb") -> str:
     """KubeoperatorStateRequest: applications that Kubernetes declares."""
     return f"{root}.cmd.kubeoperator.state"
+
+
+def plan_request(*, root: str = "tb") -> str:
+    """PlanRequest: divide a training job over unequal devices, or say why that cannot be."""
+    return f"{root}.cmd.planner.plan"
+
+
+def submit_request(*, root: str = "tb") -> str:
+    """SubmitRequest: run a training job."""
+    return f"{root}.cmd.scheduler.submit"
+
+
+def control_request(*, root: str = "tb") -> str:
+    """ControlRequest: cancel, preempt or release a training job; drain or undrain a node."""
+    return f"{root}.cmd.scheduler.control"
+
+
+def queue_request(*, root: str = "tb") -> str:
+    """QueueRequest: training jobs in their order, with reasons, and nodes."""
+    return f"{root}.cmd.scheduler.queue"
+
+
+def job_explain_request(*, root: str = "tb") -> str:
+    """JobExplainRequest: all decisions about one training job."""
+    return f"{root}.cmd.scheduler.explain"

@@ -1,0 +1,1 @@
+"""The aggregator's side of the network."""

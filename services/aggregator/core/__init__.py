@@ -1,0 +1,1 @@
+"""Decisions of the aggregator: values in, values and reasons out."""

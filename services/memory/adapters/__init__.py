@@ -1,0 +1,1 @@
+"""The kernel and the network: NBD, locked memory, device mapper, swap."""

@@ -1,0 +1,1 @@
+"""Decisions of remote memory, and its protocol: values in, values and reasons out."""

@@ -1,0 +1,1 @@
+"""`turnbuckle plan`: what it reads, decides by `core`, and prints."""

@@ -1,0 +1,1 @@
+"""Decisions of the planner: values in, values and reasons out. Pure."""

@@ -1,0 +1,1 @@
+"""The runner: starts, signals and watches the workers of training jobs on one host."""

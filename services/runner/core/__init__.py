@@ -1,0 +1,1 @@
+"""Decisions of the runner: values in, values and reasons out."""

@@ -1,0 +1,1 @@
+"""The scheduler: which training job runs now, where, and why."""

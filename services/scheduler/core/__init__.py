@@ -1,0 +1,1 @@
+"""Decisions of the scheduler: values in, values and reasons out. Pure."""

@@ -1,0 +1,1 @@
+"""The trainer: runs a plan of a training job over unequal devices."""

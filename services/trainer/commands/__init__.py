@@ -1,0 +1,1 @@
+"""`turnbuckle train`: the ranks of a plan by torchrun, and what they report."""

@@ -1,0 +1,1 @@
+"""What the trainer derives from its ranks' reports. Pure."""
