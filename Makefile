@@ -12,10 +12,12 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-ANYWHERE := tests/integration tests/contract tests/unit tests/bench/tests
+ANYWHERE := tests/unit tests/integration tests/contract tests/bench/tests
+# .ci/run takes scripts.rerun instead, which runs what failed once more, alone.
+PYTEST ?= $(BIN)/python -m pytest
 ON_ALL_CORES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 FRESH := tests/unit/schemas/test_schema_snapshots.py tests/unit/test_docs_fresh.py tests/unit/test_dashboards.py tests/unit/test_figures.py
-SOURCE_RULES := tests/unit/test_words.py tests/unit/test_purity.py tests/unit/schemas/test_subject_discipline.py
+SOURCE_RULES := tests/unit/test_flaky_ledger.py tests/unit/test_words.py tests/unit/test_purity.py tests/unit/schemas/test_subject_discipline.py
 STAMP_RUN := .venv/installed-run
 STAMP_DEV := .venv/installed-dev
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/make_venv.sh
@@ -26,7 +28,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes bench-scheduler bench-interleave bench-planner bench-remote-memory bench-trainer bench-unequal bench-console fuzz fuzz-plans fuzz-plan-files soak soak-jobs soak-swap images images-offline format clean anew bench-gpu bench-pipelines bench-elastic bench-aggregation
+.PHONY: help run kernel console check test test-processes test-bench test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-tick bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes bench-scheduler bench-interleave bench-planner bench-remote-memory bench-trainer bench-unequal bench-console fuzz fuzz-plans fuzz-plan-files soak soak-jobs soak-swap images images-offline format clean anew bench-gpu bench-pipelines bench-elastic bench-aggregation
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -39,8 +41,14 @@ kernel:  ## Build the kernel's own programs (needs clang, bpftool and libbpf-dev
 
 check: lint types contracts fresh  ## Style, types, import contracts, schema snapshots, generated files (1 minute)
 
-test: $(STAMP_DEV)  ## Every other test that needs no root and no daemon but nats-server, on all cores (7 minutes on 2)
-	$(BIN)/python -m pytest $(ANYWHERE) $(patsubst %,--ignore=%,$(FRESH) $(SOURCE_RULES)) -m "not host" $(ON_ALL_CORES) $(ARGS)
+test: $(STAMP_DEV)  ## Tests of the parts by themselves, on all cores (3 minutes on 2)
+	$(PYTEST) tests/unit $(patsubst %,--ignore=%,$(FRESH) $(SOURCE_RULES)) -m "not host" $(ON_ALL_CORES) $(ARGS)
+
+test-processes: $(STAMP_DEV)  ## Services and commands as processes, both buses by one suite; needs no daemon but nats-server (3 minutes on 2)
+	$(PYTEST) tests/integration tests/contract -m "not host" $(ON_ALL_CORES) $(ARGS)
+
+test-bench: $(STAMP_DEV)  ## What benchmarks compute and draw; the benchmarks themselves are make bench-... (half a minute)
+	$(PYTEST) tests/bench/tests -m "not host" $(ON_ALL_CORES) $(ARGS)
 
 test-deep: $(STAMP_DEV)  ## The property tests among them with ten times as many examples (ARGS=tests/unit/policy: only these)
 	$(BIN)/python -m pytest -m "hypothesis and not host" --hypothesis-profile deep --numprocesses auto $(or $(ARGS),$(ANYWHERE))
@@ -71,8 +79,10 @@ contracts: $(STAMP_DEV)  ## Import rules of pyproject.toml; words, purity and su
 fresh: $(STAMP_DEV)  ## Schema snapshots and generated files are as the code would write them
 	$(BIN)/python -m pytest -q $(FRESH)
 
-house: $(STAMP_DEV)  ## Structure in figures: rooms, floors, cycles, and the files that one 100 ms period passes (1 minute)
-	-@$(BIN)/python -m scripts.house
+house: $(STAMP_DEV)  ## Structure in figures: rooms, floors, cycles; fails where a limit does not hold
+	@$(BIN)/python -m scripts.house
+
+bench-tick: $(STAMP_DEV)  ## Files, functions and calls that one 100 ms period passes (a quarter of a minute)
 	@$(BIN)/python -m tests.bench.tick
 
 format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes

@@ -10,16 +10,14 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from scripts.rerun import read_run
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = 20
-_FINISHED: Final = (0, 1)
-"""Exit codes of pytest after a run to its end; others are usage errors, no tests, or an interruption."""
 
 
 def changed_test_files(base: str = "main") -> list[str]:
@@ -29,19 +27,12 @@ def changed_test_files(base: str = "main") -> list[str]:
     return done.stdout.split()
 
 
-def failed_tests(report: Path) -> Iterator[str]:
-    """Names of the tests with a failure or an error, once each, out of a JUnit report."""
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - our pytest wrote it
-        if case.find("failure") is not None or case.find("error") is not None:
-            yield f"{case.attrib['classname']}::{case.attrib['name']}"
-
-
 def run_once(arguments: list[str], directory: Path) -> list[str] | None:
     """The tests that failed; None: pytest did not run to its end, and has said why."""
     report = directory / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", f"--junit-xml={report}", *arguments]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode  # noqa: S603 - our pytest
-    return sorted(set(failed_tests(report))) if code in _FINISHED else None
+    run = read_run(report, subprocess.run(command, cwd=ROOT, check=False).returncode)  # noqa: S603 - our pytest
+    return sorted(failure.test for failure in run.failures) if run.broken is None else None
 
 
 def main() -> int:

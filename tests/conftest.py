@@ -17,7 +17,6 @@ import socket
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
-from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
@@ -30,11 +29,10 @@ from tests.support.virtual_time import VirtualTimeLoop
 
 HOST_FOLDERS = {"kernel", "lab", "system", "compose"}
 """Below tests/: real control groups, network namespaces and whole systems, which need the machine for themselves."""
-WAITING_FOLDERS = {"integration", "contract"}
-"""Where tests mostly wait for services and servers that they start."""
 
-# Timings on a shared machine say nothing about the code. `.ci/run` and `make test-deep` choose the other profiles.
-for profile, examples in {"fast": 10, "thorough": 20, "deep": 100}.items():
+# Timings on a shared machine say nothing about the code. `make test-deep` chooses the other profile. With CI=true
+# hypothesis derandomizes both and keeps no database: the gate tries the same examples each time, other runs try others.
+for profile, examples in {"fast": 10, "deep": 100}.items():
     settings.register_profile(
         profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
@@ -143,23 +141,11 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what only ``make test-host`` runs; order what several processes share out."""
+    """Mark what only ``make test-host`` runs."""
     for item in items:
         folder = item.path.relative_to(config.rootpath / "tests").parts[0]
         if folder in HOST_FOLDERS or any(item.get_closest_marker(mark) for mark in NEEDS):
             item.add_marker("host")
-    if hasattr(config, "workerinput"):
-        items[:] = mixed(items, config.rootpath / "tests")
-
-
-def mixed(items: list[pytest.Item], tests: Path) -> list[pytest.Item]:
-    """The files of `WAITING_FOLDERS` spread evenly among the others: what waits leaves processors to what computes."""
-    files = [list(of_one) for _, of_one in groupby(items, key=lambda item: item.path)]
-    kinds: tuple[list[list[pytest.Item]], list[list[pytest.Item]]] = ([], [])
-    for file in files:
-        kinds[file[0].path.relative_to(tests).parts[0] in WAITING_FOLDERS].append(file)
-    placed = [(place / len(kind), file) for kind in kinds for place, file in enumerate(kind)]
-    return list(chain.from_iterable(file for _, file in sorted(placed, key=lambda each: each[0])))
 
 
 def pytest_asyncio_loop_factories(

@@ -49,11 +49,13 @@ def main() -> int:
     progress = Progress(Path(os.environ["TURNBUCKLE_CHECKPOINT_DIR"]), rank)
     Path(os.environ["TURNBUCKLE_READY_FILE"]).touch()
     last_s = time.monotonic()
-    while progress.done_s < whole_s and not stopping:
+    while progress.done_s < whole_s:
         time.sleep(min(SLICE_S, whole_s - progress.done_s))
         now_s = time.monotonic()
         progress.done_s += now_s - last_s
         last_s = now_s
+        if stopping:  # after a slice: told at once, it has something to save all the same
+            break
     progress.save()
     note["end_s"] = time.monotonic()
     (notes / f"{job}.{attempt}.{rank}.{os.getpid()}.end").write_text(json.dumps(note))

@@ -90,7 +90,7 @@ def drivers() -> list[Any]:
     javascript = ["node", "--input-type=module", "-e", JAVASCRIPT_DRIVER, CLIENTS.as_uri() + "/javascript"]
     return [
         pytest.param([sys.executable, "-I", "-c", PYTHON_DRIVER, str(CLIENTS / "python")], id="python"),
-        pytest.param(javascript, id="javascript", marks=needs_node),
+        pytest.param(javascript, id="javascript", marks=[needs_node, pytest.mark.host]),
     ]
 
 
@@ -260,7 +260,7 @@ async def line_of(lines: asyncio.StreamReader) -> str:
     return (await asyncio.wait_for(lines.readline(), WITHIN_S)).decode().rstrip("\n")
 
 
-@pytest.fixture(params=["python", "javascript"])
+@pytest.fixture(params=["python", pytest.param("javascript", marks=pytest.mark.host)])  # npm fetches a package
 def program(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], Path]:
     """Command and directory of an example; the npm package is installed beside a copy, at the locked version."""
     if request.param == "python":

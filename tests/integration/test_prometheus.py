@@ -59,7 +59,11 @@ ELSEWHERE = tuple(
 )
 """Not started here."""
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.host,  # prometheus, promtool
+]
 
 
 class Watched:

@@ -73,6 +73,7 @@ def test_users_of_their_own_may_enter_the_folder_that_the_page_makes() -> None:
     assert set(re.findall(r"install -m (\d+) nats/secrets/", page)) == {"600"}
 
 
+@pytest.mark.host  # systemd-analyze
 def test_systemd_knows_every_key(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze: apt-get install systemd")

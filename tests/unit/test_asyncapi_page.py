@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from schemas.registry import CHANNELS, ENDPOINTS
 from scripts.asyncapi.page import DOCS, PAGE, SOURCES, shown
 from scripts.console_digest import digest
@@ -34,6 +36,7 @@ def test_the_page_names_the_licences_of_what_it_contains() -> None:
         assert f"\n## {name} - {locked[f'node_modules/{name}']['version']} (" in TEXT
 
 
+@pytest.mark.host  # a browser
 async def test_every_subject_and_message_is_drawn_without_a_network() -> None:
     wrong: list[str] = []
     asked: list[str] = []

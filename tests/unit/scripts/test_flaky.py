@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from scripts import flaky
-
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.unit.test_a" name="test_passes"/>
-<testcase classname="tests.unit.test_a" name="test_skips"><skipped message="needs root"/></testcase>
-<testcase classname="tests.unit.test_a" name="test_fails[1]"><failure message="assert False"/></testcase>
-<testcase classname="tests.unit.test_b" name="test_has_no_fixture"><error message="no"/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_failures_and_errors_are_failed_tests(tmp_path: Path) -> None:
-    report = tmp_path / "report.xml"
-    report.write_text(REPORT)
-
-    assert list(flaky.failed_tests(report)) == [
-        "tests.unit.test_a::test_fails[1]",
-        "tests.unit.test_b::test_has_no_fixture",
-    ]
 
 
 @pytest.mark.parametrize(
