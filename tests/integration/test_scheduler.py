@@ -274,6 +274,7 @@ def _asked(schedulers: Schedulers, action: OrderAction, job: str) -> bool:
     )
 
 
+@pytest.mark.host  # each request that a frozen leader takes waits for REPLY_S: a minute and more
 async def test_a_leader_that_was_frozen_steps_down(schedulers: Schedulers) -> None:
     """It wakes up, believes to lead, and can store nothing any more."""
     await schedulers.start("a")
