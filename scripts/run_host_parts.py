@@ -20,12 +20,13 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
 from scripts.host_parts import ROOMS, ROOT, Part, changed_files, differing, of_rooms, table
-from scripts.rerun import RunReport, read_run, settle
+from scripts.rerun import RunReport, read_run, run_alone, settle
 
 CLEAN: Final = ROOT / "scripts" / "ci_clean.sh"
 INTERRUPTED: Final = 130
@@ -118,7 +119,7 @@ def run_part(part: Part, marks: str | None, options: Sequence[str]) -> Result:
         code = run_pytest(pytest_command(part, marks, options, Path(directory)))
         report = Path(directory) / "report.xml"
         run, skipped = read_part(report, code), skipped_tests(report)
-    outcome = settle([run])
+    outcome = settle(run, partial(run_alone, ROOT))
     flaky = tuple(failure.test for failure in outcome.flaky)
     result = Result(part.name, outcome.passed, skipped, outcome.failed, flaky, time.monotonic() - began_s)
     say(result.line())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from scripts import host_parts, rerun, run_host_parts, soak_host
+from scripts import host_parts, run_host_parts, soak_host
 from scripts.host_parts import Part
 from scripts.rerun import Failure, RunReport
 
@@ -88,7 +87,7 @@ def test_what_fails_runs_again_alone_and_twice_is_a_failure(
     line: str,
 ) -> None:
     runs.append((1, report(a="", b=FAILS)))
-    monkeypatch.setattr(run_host_parts, "settle", partial(rerun.settle, again=lambda _test: trace))
+    monkeypatch.setattr(run_host_parts, "run_alone", lambda _root, _test: trace)
     monkeypatch.setattr("sys.argv", ["test-host", "--room", "agent"])
 
     assert run_host_parts.main() == (0 if trace is None else 1)
