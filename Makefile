@@ -1,5 +1,6 @@
 # Turnbuckle. `make` lists the targets. Everything is installed into .venv, with the versions of constraints.txt.
 #   PYTHON=...  interpreter for .venv (3.11 or later; default: the first usable one)
+#   ROOM=...    make test-host: only the parts of this room; CHANGED=REVISION: only parts that differ from it
 #   ARGS=...    options for the program that the target runs, such as make run ARGS="--for 30 --json"
 
 SHELL := /bin/bash
@@ -28,7 +29,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console check test test-processes test-bench test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-tick bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes bench-scheduler bench-interleave bench-planner bench-remote-memory bench-trainer bench-unequal bench-console fuzz fuzz-plans fuzz-plan-files soak soak-jobs soak-swap images images-offline format clean anew bench-gpu bench-pipelines bench-elastic bench-aggregation
+.PHONY: help run kernel console check test test-processes test-bench test-deep test-host soak-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-tick bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes bench-scheduler bench-interleave bench-planner bench-remote-memory bench-trainer bench-unequal bench-console fuzz fuzz-plans fuzz-plan-files soak soak-jobs soak-swap images images-offline format clean anew bench-gpu bench-pipelines bench-elastic bench-aggregation
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -53,8 +54,11 @@ test-bench: $(STAMP_DEV)  ## What benchmarks compute and draw; the benchmarks th
 test-deep: $(STAMP_DEV)  ## The property tests among them with ten times as many examples (ARGS=tests/unit/policy: only these)
 	$(BIN)/python -m pytest -m "hypothesis and not host" --hypothesis-profile deep --numprocesses auto $(or $(ARGS),$(ANYWHERE))
 
-test-host: $(STAMP_DEV)  ## As root: control groups, Docker, namespaces, whole systems, compose, emulated machines (half an hour or more)
-	scripts/run_host_tests.sh $(ARGS)
+test-host: $(STAMP_DEV)  ## As root: control groups, Docker, namespaces, whole systems, compose, emulated machines, part by part (half an hour or more; ROOM=agent, CHANGED=main: only these; ARGS=--list)
+	@$(BIN)/python -m scripts.run_host_parts $(ROOM:%=--room %) $(CHANGED:%=--changed %) $(ARGS)
+
+soak-host: $(STAMP_DEV)  ## The same again and again, to count how often each test fails (ARGS="--hours 2 --room agent")
+	@$(BIN)/python -m scripts.soak_host $(ARGS)
 
 test-vm: $(STAMP_DEV)  ## Of test-host, what runs in machines (User-Mode Linux, QEMU): control groups of version 2, tc rules, swap, soft-RoCE (15 minutes)
 	$(BIN)/python -m pytest tests/lab -m vm $(ARGS)

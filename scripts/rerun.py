@@ -29,7 +29,6 @@ DEADLINE_S: Final = 360.0
 """Of one test alone: more than pytest's own `timeout` in pyproject.toml, which says where it hung."""
 _PASSED: Final = 0
 _SOME_FAILED: Final = 1
-_NONE_COLLECTED: Final = 5
 _COLLECTION: Final = "collection failure"
 """What pytest writes instead of a message of its own (`_pytest.junitxml.append_collect_error`)."""
 
@@ -98,10 +97,8 @@ def uncollected(suite: ET.Element) -> list[str]:
     ]
 
 
-def read_run(report: Path, exit_code: int, *, none_is_broken: bool = True) -> RunReport:
-    """A run of pytest by its report and its exit code; `none_is_broken`: there should have been tests."""
-    if exit_code == _NONE_COLLECTED and not none_is_broken:
-        return RunReport(0, ())
+def read_run(report: Path, exit_code: int) -> RunReport:
+    """A run of pytest by its report and its exit code."""
     ended = f"pytest did not run to its end (exit code {exit_code})"
     try:
         suite = ET.parse(report).getroot()  # noqa: S314 - our pytest wrote it
@@ -161,13 +158,13 @@ def settle(run: RunReport, again: Callable[[str], str | None]) -> Outcome:
     return Outcome(run.passed + len(flaky), tuple(failed), tuple(flaky))
 
 
-def run_and_settle(arguments: Sequence[str], *, none_is_broken: bool = True, root: Path = ROOT) -> Outcome:
+def run_and_settle(arguments: Sequence[str], root: Path = ROOT) -> Outcome:
     """Run pytest with the arguments in a process of its own, then what failed there once more."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", *arguments, f"--junit-xml={report}"]
         code = subprocess.run(command, cwd=root, check=False).returncode  # noqa: S603 - our pytest
-        return settle(read_run(report, code, none_is_broken=none_is_broken), partial(run_alone, root))
+        return settle(read_run(report, code), partial(run_alone, root))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,8 +1,8 @@
 """Tiers, marks that need something from the machine, and hypothesis profiles. Fixtures stand near their tests.
 
 Tests of `HOST_FOLDERS` and with a mark of `NEEDS` get the mark ``host``: ``make test-host`` runs these, ``make test``
-the others. A test that the machine cannot run is skipped with the reason printed; with ``CI=true`` it fails, unless
-`tests/never_here.toml` lists it.
+the others. Of the host's, those without the mark ``machine`` get ``core``. A test that the machine cannot run is
+skipped with the reason printed; with ``CI=true`` it fails, unless `tests/never_here.toml` lists it.
 """
 
 from __future__ import annotations
@@ -146,6 +146,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(config.rootpath / "tests").parts[0]
         if folder in HOST_FOLDERS or any(item.get_closest_marker(mark) for mark in NEEDS):
             item.add_marker("host")
+        mark_core(item)
+
+
+def mark_core(item: pytest.Item) -> None:
+    """Part the host's tests in two: what a busy machine may break (mark ``machine``), and all others (``core``).
+
+    Raises:
+        pytest.UsageError: ``make test`` would run it, which may be red only because of the code.
+    """
+    host, machine = (item.get_closest_marker(mark) is not None for mark in ("host", "machine"))
+    if machine and not host:
+        raise pytest.UsageError(f"{item.nodeid} has the mark machine, and so needs one that makes it a host test")
+    if host and not machine:
+        item.add_marker("core")
 
 
 def pytest_asyncio_loop_factories(

@@ -15,7 +15,7 @@ from tests.support.growing import QUICK_RECLAIM, grow, grown
 from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from tests.support.telemetry_rules import assert_all_declared
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.machine, pytest.mark.timeout(300)]
 LINEAGE = [
     ("turnbuckle-agent", "agent.handle_oom", "internal"),
     ("turnbuckle-agent", "request cmd.memory.{app}", "client"),

@@ -50,6 +50,7 @@ def test_counters_move_when_a_process_burns(lab):
     assert handle.read_periods() >= counters.nr_periods
 
 
+@pytest.mark.machine
 def test_a_quota_really_limits_and_a_written_one_too(lab):
     group = lab.group(quota_us=10_000)
     handle = lab.handle(group)

@@ -70,6 +70,7 @@ def order(**changes) -> RunRequest:
     return replace(RunRequest("image-digits", MACHINE, 1, 256, 1, 120.0), **changes)
 
 
+@pytest.mark.machine
 def test_two_machines_train_and_are_measured(parent):
     outcome = parent.run(order(workers=2, interval_s=0.1))
     assert outcome.state is JobState.SUCCEEDED, outcome.reason

@@ -14,7 +14,7 @@ from tests.support.deadline import until
 from tests.support.fast_path_lab import HostNamespace
 from tests.support.fast_path_running import KEY, running
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = [pytest.mark.netns, pytest.mark.machine]
 H1, H2, ATTACKER = "10.255.0.1", "10.255.0.2", "10.255.0.66"
 MOST_SHARE = 0.2
 """Of a core. Measured: 0.00 to 0.02; without the limits 0.6 to 1.0, at 25 microseconds for each datagram."""

@@ -143,7 +143,7 @@ def test_a_group_is_seen_throttled_before_the_kernel_counts_it(lab: CgroupLab, t
     assert not table.throttle_snapshot(handles).throttled[0]
 
 
-@pytest.mark.alone  # the kernel notifies of every group of the machine that is throttled
+@pytest.mark.machine
 def test_a_bell_rings_when_a_group_has_used_up_its_quota_and_not_before(lab: CgroupLab, table: CgroupHost) -> None:
     """Once a period: whoever has answered is not called again for what he has seen."""
     ring = table.throttle_notifier

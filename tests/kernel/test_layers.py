@@ -13,7 +13,7 @@ from services._host.sandbox.records import SANDBOXES_ROOT
 from services._runtime.exit_code import ExitCode
 from tests.support.tool_process import Tool
 
-pytestmark = [pytest.mark.root, pytest.mark.netns, pytest.mark.slow, pytest.mark.patient, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(180)]
 
 MODEL = """
 from pathlib import Path

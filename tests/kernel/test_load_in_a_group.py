@@ -12,7 +12,7 @@ import pytest
 from services._host.simulation.load_profile import ContainerLoad, LoadPhase
 from tests.support.cgroup_lab import wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.machine]
 MIB = 1 << 20
 
 

@@ -129,6 +129,7 @@ def links_of_host() -> set[str]:
 # -- what is learned ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.machine
 def test_iterations_of_a_job_are_learned_and_learned_again(load: Load, trunk: SharedTrunk, group: str) -> None:
     """Three buckets 15 ms apart are one iteration; then the job sends two others."""
     control = CongestionControl(load(), "", get_logger("runner"))
@@ -174,6 +175,7 @@ def test_growth_is_scaled_once_three_iterations_are_known(
     assert (programs.counters.flows, programs.counters.lost) == (1, 0)
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize("burst_bytes", [0, 250_000], ids=["received at once", "received in bursts"])
 def test_a_stream_without_iterations_is_reno(load: Load, group: str, burst_bytes: int) -> None:
     """Its buffer is never empty: where it waits, its receiver or a busy machine makes it."""
@@ -196,6 +198,7 @@ def test_a_stream_without_iterations_is_reno(load: Load, group: str, burst_bytes
     assert (programs.counters.iterations, programs.counters.scaled_acks) == (0, 0)
 
 
+@pytest.mark.machine
 def test_a_retransmission_timeout_begins_no_iteration(load: Load, trunk: SharedTrunk, group: str) -> None:
     """After three timeouts in a row the last wait is longer than half of the pause between two iterations."""
     control = CongestionControl(load(), "", get_logger("runner"))
@@ -219,6 +222,7 @@ def test_a_retransmission_timeout_begins_no_iteration(load: Load, trunk: SharedT
     assert [round(one.sent_bytes / 1e7, 1) for one in seen[1:]] == [1.0] * (len(seen) - 1)
 
 
+@pytest.mark.machine
 def test_a_threshold_that_is_no_answer_of_the_programs_is_put_right(
     built: Path, trunk: SharedTrunk, group: str, tmp_path: Path
 ) -> None:
@@ -338,6 +342,7 @@ while True:
 """
 
 
+@pytest.mark.machine
 async def test_a_workers_iterations_come_by_its_name(tmp_path: Path) -> None:
     """1 MiB each."""
     lab = RunnerLab(tmp_path, control_groups="auto", managed_root=ROOT, cores=2.0, memory_bytes=4 << 30)

@@ -117,7 +117,6 @@ async def test_a_runners_workers_have_it_by_their_routes(node: Node, tmp_path: P
     assert node.used() == HOST_DEFAULT
 
 
-@pytest.mark.alone  # names of congestion controls are the host's: beside it another runner would take the one let go
 def test_after_kill_9_the_next_start_puts_them_back(node: Node, tmp_path: Path) -> None:
     """Until then connections have the default; the routes would give it again as soon as one of its name is there."""
     before = node.routes

@@ -66,6 +66,7 @@ def paced(pace: Pace | None, sequence: int = 2) -> WorkOrder:
     return order(OrderAction.PACE, sequence=sequence).model_copy(update={"pace": pace})
 
 
+@pytest.mark.machine
 async def test_a_job_is_measured_and_waits_for_its_turn(lab: PacedLab, pair: TrafficPair) -> None:
     """It is due half a period before its turn, and waits for that. Seen from its connections alone."""
     await lab.listen()
@@ -99,6 +100,7 @@ async def test_a_job_is_measured_and_waits_for_its_turn(lab: PacedLab, pair: Tra
     assert groups_left() == []
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 async def test_a_job_goes_on_where_its_runner_does_not(
     lab: PacedLab, pair: TrafficPair, tmp_path: Path, name: str

@@ -108,6 +108,7 @@ def test_a_rate_holds_in_each_direction(sandboxes: Sandboxes, tmp_path: Path, li
     assert 0.95 < seconds < 60.0
 
 
+@pytest.mark.machine
 def test_cpu_quota_and_time(sandboxes: Sandboxes) -> None:
     sandbox = sandboxes.create("burner", cpu_cores=0.2)
     python(sandbox, BURN)
@@ -118,6 +119,7 @@ def test_cpu_quota_and_time(sandboxes: Sandboxes) -> None:
     assert used(sandbox).cpu_s <= 0.5 * (time.monotonic() - begin) + 0.06
 
 
+@pytest.mark.machine
 def test_a_quota_may_come_later_with_a_shorter_period(sandboxes: Sandboxes) -> None:
     """As the emulated cloud does it: no limit while the workers set up."""
     sandbox = sandboxes.create("burner")

@@ -11,7 +11,7 @@ from services.runner.tcp_counters import JobKey, JobTraffic, Processes
 from tests.support.cgroup_lab import wait_until
 from tests.support.traffic_pair import TrafficPair
 
-pytestmark = [pytest.mark.root, pytest.mark.netns]
+pytestmark = [pytest.mark.root, pytest.mark.netns, pytest.mark.machine]
 KEY = JobKey("j", 1)
 SENT_BYTES = 625_000
 """0.1 s at 50 Mbit/s."""

@@ -221,6 +221,7 @@ def test_waking_lets_sleepers_try_again_and_leaves_the_limit(lab):
         (above / "memory.oom_control").write_text("0")
 
 
+@pytest.mark.machine
 def test_after_kill_9_without_a_reserve_the_kernel_kills_after_the_deadline(lab, agent):
     groups = [lab.group(name, limit_bytes=32 * MIB) for name in ("a", "b", "c")]
     idle = lab.group("idle", limit_bytes=32 * MIB)

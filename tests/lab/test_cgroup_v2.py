@@ -11,7 +11,7 @@ from tests.lab.vm.guest import Guest
 from tests.lab.vm.guest_pytest import run_pytest
 from tests.support.never_here import never_here
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(2_300)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.machine, pytest.mark.timeout(2_300)]
 
 KERNEL = Path(__file__).parents[1] / "kernel"
 # One measures how many cores a worker gets per second of wall clock: no matter of versions, and emulation distorts it;

@@ -20,7 +20,7 @@ from services.fabric.testbed.network import run_ip
 from tests.support.cgroup_lab import wait_until
 from tests.support.lab_faults import link_down, restart_frr
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow]
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.machine]
 SERVICE = "10.77.0.1/32"
 
 

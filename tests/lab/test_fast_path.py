@@ -27,7 +27,7 @@ from tests.support.fast_path_lab import run
 from tests.support.fast_path_pair import KEY, T_MAX_S, FastPaths, pause_until
 from tests.support.lab_faults import blackhole, link_down
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.machine]
 WORKS_WITHIN_MS = 8_500.0
 NO_BLACK_HOLE_MS = 8_500.0
 """What a stale override may cost at most, restart of the daemon included."""

@@ -13,7 +13,7 @@ from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_pair import FastPaths
 from tests.support.lab_faults import blackhole
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow]
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.machine]
 HOLD_S = 4.0
 
 

@@ -39,6 +39,7 @@ def run(guest: Guest, capsys: pytest.CaptureFixture[str], *command: str) -> None
     assert ended.exit_code == 0, ended.output[-4000:]
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize("part", ["periods", "memory", "table", "throttles", "refusals"])
 def test_in_the_machine(part: str, guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """What each part shows is written at the head of tests/lab/vm/guest_kernel_PART.py."""

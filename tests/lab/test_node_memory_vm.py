@@ -49,6 +49,7 @@ def test_without_a_budget_the_kernel_kills_for_want_of_memory(
     assert seen["highest"] > seen["allocatable"]
 
 
+@pytest.mark.machine
 def test_a_process_that_waits_for_its_own_quota_is_cpu_pressure(
     guest: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

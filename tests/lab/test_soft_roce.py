@@ -12,7 +12,7 @@ from tests.lab.vm.guest_rdma_fault import MESSAGES, SIZE_BYTES
 from tests.lab.vm.machine import build
 from tests.lab.vm.rdma_lab import RdmaLab
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.machine, pytest.mark.timeout(1_500)]
 
 LARGEST_ROCE_MTU_BYTES = 4_096
 FAULT = Path("tests/lab/vm/guest_rdma_fault.py")

@@ -23,7 +23,7 @@ from tests.support.cgroup_lab import wait_until
 from tests.support.lab_events import OVERLAY, LabEvents
 from tests.support.lab_faults import blackhole, isl_lost, link_down, restart_frr, switch_dead
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.machine]
 WORKS_WITHIN_MS = 8_500.0
 """BFD finds a fault in 150 ms, on a machine that stands still for seconds later; BGP's hold timer would take 9 s."""
 BACK_WITHIN_S = 60.0

@@ -11,7 +11,7 @@ from tests.bench.thorn_storm import StormPlan, measure
 from tests.bench.thorn_storm_report import table, wrong
 from tests.support.dual_tor import own_prefix, remove_orphans
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(720)]
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.machine, pytest.mark.timeout(720)]
 PLAN = StormPlan(faults=4, down_s=1.5, up_s=5.0, flaps=24)
 
 

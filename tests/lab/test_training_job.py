@@ -40,6 +40,7 @@ def _able(request: pytest.FixtureRequest) -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.machine
 @pytest.mark.netns
 @pytest.mark.slow
 @pytest.mark.timeout(540)
@@ -56,6 +57,7 @@ def test_with_two_uplinks_faults_cost_neither_a_restart_nor_a_bit_of_the_result(
     assert without.final_accuracy > 0.2, "nothing was learnt: ten classes, guessing gives 0.1"
 
 
+@pytest.mark.machine
 @pytest.mark.netns
 @pytest.mark.slow
 @pytest.mark.timeout(540)

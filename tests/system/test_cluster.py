@@ -23,7 +23,7 @@ from tests.support.cluster_lab import ServiceProcess, poll
 from tests.support.nats_cluster import SIZE, NatsCluster
 from tests.support.oom_events import oom_event
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.machine, pytest.mark.timeout(900)]
 MOST_S = 12.0
 """The longest that decisions may stall."""
 NAMES = ("shop", "bank", "mail", "news")

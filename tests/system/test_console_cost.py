@@ -13,7 +13,7 @@ WINDOW_S = 30.0
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.machine
 @pytest.mark.timeout(360)
 async def test_page_and_server_take_at_most_a_tenth_of_a_core_for_500_containers_and_jobs_and_trainings() -> None:
     find_chromium()

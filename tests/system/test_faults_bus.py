@@ -16,7 +16,13 @@ from tests.support.frozen_server import freeze, thaw
 from tests.support.growing import QUICK_RECLAIM, grow, grown, guarded_container
 from tests.support.invariant_checker import watch
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(540), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.machine,
+    pytest.mark.timeout(540),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 SIGMA = 0.5
 """A reserve of 256 MiB."""
 FROZEN_S = 4.0

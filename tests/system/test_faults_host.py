@@ -146,6 +146,7 @@ async def test_a_second_agent_of_the_same_name_is_refused_although_its_root_diff
     assert await third.signal(signal.SIGTERM) == 0
 
 
+@pytest.mark.machine
 async def test_groups_that_vanish_under_guard_do_no_harm(cluster, events):
     """Among others that stay, one that is at its limit."""
     spec = await cluster.announce(AppSpec(name="vanishing", cpu_limit=0.5, memory_limit=256 * MIB))
@@ -238,6 +239,7 @@ async def test_a_state_directory_that_is_full_at_the_start_ends_the_agent_with_a
     assert "TURNBUCKLE_AGENT__STATE_DIRECTORY" in log
 
 
+@pytest.mark.machine
 async def test_while_the_state_directory_is_full_containers_are_followed_and_nobody_hangs(cluster, tiny):
     """What cannot be written down is not granted by the agent itself: the allocator's orders raise limits then."""
     root = f"{cluster.root}-t"

@@ -16,7 +16,7 @@ from tests.support.deadline import until
 from tests.support.growing import QUICK_RECLAIM, grow, grown, guarded_container
 from tests.support.invariant_checker import watch
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.machine, pytest.mark.asyncio(loop_scope="module")]
 DEADLINE_S = 10.0
 """Not the default of 2 s: half of it leaves room for a machine that stalls for seconds."""
 DEADLINE = {"AGENT__OOM_WAIT_TIMEOUT_S": f"{DEADLINE_S:g}"}

@@ -14,7 +14,7 @@ from tests.support.growing import grow, grown
 from tests.support.invariant_checker import InvariantChecker, watch
 from tests.support.tmpfs_writer import TmpfsWriter
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.machine, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def hold(container: LabContainer, size_mib: int) -> None:

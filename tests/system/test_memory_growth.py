@@ -9,7 +9,7 @@ import pytest
 from tests.bench.cluster import open_cluster
 from tests.bench.memory_growth import GROW_BYTES, Kind, open_lab
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.machine, pytest.mark.asyncio(loop_scope="module")]
 RUNS = 2
 
 

@@ -27,7 +27,7 @@ from tests.support.limit_observer import LimitObserver
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.alone,
+    pytest.mark.machine,
     pytest.mark.timeout(540),
     pytest.mark.asyncio(loop_scope="module"),
 ]

@@ -21,7 +21,7 @@ from services.cli.toolkit.supervisor import free_port
 from tests.support.jobs_command import JobsCommand
 from tests.support.up_process import CLI, environment, until, up
 
-pytestmark = [pytest.mark.slow, pytest.mark.patient, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "trainer"
 STEPS = 120

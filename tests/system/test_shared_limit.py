@@ -15,7 +15,7 @@ from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, poll
 from tests.support.deadline import until
 from tests.support.limit_observer import Observation
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.machine, pytest.mark.asyncio(loop_scope="module")]
 LEAST_S = 15.0
 
 

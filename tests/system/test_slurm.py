@@ -29,7 +29,7 @@ from tests.support.deadline import until
 from tests.support.slurm_cluster import ENDS, SlurmCluster
 from tests.support.slurm_lab import SlurmLab, missing
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.patient, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ENDED, FAILED, LOST = WorkerChange.ENDED, WorkerChange.FAILED, WorkerChange.LOST
 READY, STOPPED, UNSAVED = WorkerChange.READY, WorkerChange.STOPPED, WorkerChange.UNSAVED

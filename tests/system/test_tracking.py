@@ -89,7 +89,7 @@ async def _fall(log: MessageLog, container: LabContainer) -> int:
     return fallen()
 
 
-@pytest.mark.alone
+@pytest.mark.machine
 @pytest.mark.parametrize("policy", ["escra", "waterfill"])
 async def test_a_burst_is_followed_within_ten_periods_and_given_back_within_two_windows(cluster, policy, record_figure):
     spec = AppSpec(name=f"burst-{policy}", cpu_limit=3 * DEMAND_US / PERIOD_US, memory_limit=512 * MIB, policy=policy)
@@ -125,7 +125,7 @@ async def test_reclaim_shrinks_an_idle_containers_limit_to_usage_plus_delta(clus
     assert limits()[0] == spec.initial_memory_bytes(1) // 4096 * 4096, limits()
 
 
-@pytest.mark.alone
+@pytest.mark.machine
 async def test_a_limit_grows_ahead_of_usage(cluster, record_figure):
     """60 MiB/s up to 300 MiB from a limit of 64 MiB: nobody is killed, and the limit is never reached."""
     spec = await cluster.announce(AppSpec(name="growth", cpu_limit=1, memory_limit=512 * MIB, sigma=1 - 64 / 512))

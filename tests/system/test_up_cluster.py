@@ -21,7 +21,7 @@ from services.cli.toolkit.supervisor import free_port
 from tests.support.jobs_command import JobsCommand
 from tests.support.up_process import environment, state_directory, until, up
 
-pytestmark = [pytest.mark.slow, pytest.mark.patient, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 LEARN = Path(__file__).parents[2] / "docs" / "examples" / "jobs" / "learn.py"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1000)"

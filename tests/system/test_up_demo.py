@@ -134,6 +134,7 @@ def test_the_demo_on_a_simulated_host(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "turnbuckle-run" / "report.json").read_text()) == report
 
 
+@pytest.mark.machine
 @pytest.mark.root
 def test_the_demo_on_real_control_groups(tmp_path: Path, managed_root: str) -> None:
     port = str(free_port())
@@ -152,6 +153,7 @@ def test_the_demo_on_real_control_groups(tmp_path: Path, managed_root: str) -> N
     assert report["static"]["oom_kills"] > 0, "what grows beyond the first limit is killed where that stays"
 
 
+@pytest.mark.machine
 @pytest.mark.root
 @pytest.mark.docker
 def test_the_demo_with_docker(tmp_path: Path, managed_root: str) -> None:
