@@ -82,7 +82,8 @@ def test_an_unknown_room_is_told_with_those_that_there_are() -> None:
     ("changed", "chosen"),
     [
         (["services/memory/core/placement.py"], ["vm-memory"]),
-        (["services/memory_of_others/x.py", "docs/compose.md"], []),
+        (["services/memory_of_others/x.py", "docs/compose.md"], ["docs"]),
+        (["services/memory_of_others/x.py"], []),
         (["tests/system/test_console_many.py"], ["console"]),
         (["scripts/load_images.sh"], ["compose"]),
         (["tests/lab/vm/rdma_lab.py"], ["vm-groups", "vm-rules", "vm-memory"]),
