@@ -12,7 +12,7 @@ RUNS = 2
 
 
 async def test_growth_beyond_the_limit_costs_no_process_and_no_system_call(record_figure):
-    """By 1.5 GiB of a tmpfs from 50 MiB of room; `make bench-memory` does it a hundred times, in four other ways too."""
+    """By 1.5 GiB of a tmpfs from 50 MiB of room; `make bench-memory` does it a hundred times, in other ways too."""
     async with open_cluster() as cluster, open_lab(cluster, "default") as lab:
         runs = [run async for run in lab.run("tmpfs", RUNS)]
     record_figure("GB/s", [round(run.rate / 1e9, 2) for run in runs])
