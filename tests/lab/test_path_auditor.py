@@ -1,4 +1,4 @@
-"""The path auditor in the dual-ToR lab, with FRR and BFD for real: a wrong route is told, and that it is right again."""
+"""The path auditor in the dual-ToR lab, with FRR and BFD for real: a wrong route is told, and its end, too."""
 
 from __future__ import annotations
 
