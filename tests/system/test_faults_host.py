@@ -110,16 +110,6 @@ async def test_a_guard_that_other_hands_switch_off_is_switched_on_again(cluster,
     cluster.remove(container)
 
 
-async def test_a_second_agent_with_the_same_root_is_refused_and_told_who_is_there(cluster):
-    [first] = cluster.running("agent")
-    second = cluster.launch_agent(node="n2")
-    assert await second.exit_code() == 78
-    refusal = second.log_path.read_text(encoding="utf-8")
-    assert f"pid {first.pid}, node 'n1'" in refusal
-    assert "stop that agent, or set another TURNBUCKLE_AGENT__MANAGED_ROOT" in refusal
-    assert first.running
-
-
 async def test_a_second_agent_of_the_same_name_is_refused_although_its_root_differs(cluster):
     [first] = cluster.running("agent")
     second = cluster.launch_agent(node="n1", root=f"{cluster.root}-b")
