@@ -24,6 +24,7 @@ async def test_all_services_are_healthy_and_no_secret_is_told(tmp_path):
     compose_lab.require("docker-compose", "debootstrap")
     await asyncio.to_thread(compose_lab.make_images)
     secured = Secured(tmp_path / "compose")
+    assert len(secured.secrets) > len(SERVICES)
     try:
         await asyncio.to_thread(secured.project.up, *SERVICES)
         await asyncio.to_thread(secured.project.wait_healthy, *SERVICES)

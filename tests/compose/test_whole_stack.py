@@ -1,6 +1,6 @@
 """The whole stack with collector and advisor, in real containers: `make test-host`. The images take minutes.
 
-Not part of `make test`, which runs the same with the services that need no PyTorch (tests/system/test_compose.py).
+What crashes, and `down`: tests/system/test_compose.py, with the services that need no PyTorch.
 """
 
 from __future__ import annotations

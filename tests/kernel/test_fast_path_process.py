@@ -74,25 +74,6 @@ async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> 
     assert not host.rules()
 
 
-@pytest.mark.parametrize("state", ["adm-down", "remote-adm-down"])
-async def test_a_session_that_was_closed_administratively_is_an_alarm_and_no_fault(host, tmp_path, state) -> None:
-    async with running(host, tmp_path) as fast:
-        host.bfdd.change("p1", state)
-        event = await fast.told(RouteKind.FAST_PATH, "bfd_admin_down")
-        assert (event.interface, event.alarm) == ("p1", True)
-        assert host.overrides() == {}
-        await until(lambda: fast.service._state["uplinks"]["p1"][2] == state, what="the state")
-        assert fast.service._admin_down() == 1
-
-        host.bfdd.change("p1", "up")
-        assert not (await fast.told(RouteKind.FAST_PATH, "bfd_opened")).alarm
-        host.bfdd.change("p1", "down")
-        await fast.overrides({H2: ["p2"], H3: ["p2"]})
-        host.bfdd.change("p1", state)
-        await fast.overrides({})
-        assert not fast.of(RouteKind.OVERRIDE, "adm-down")
-
-
 async def test_lost_carrier_is_overridden_and_a_link_that_goes_down_leaves_nothing(host, tmp_path) -> None:
     async with running(host, tmp_path) as fast:
         host.ip("link", "set", "q1", "down")
@@ -187,25 +168,6 @@ async def test_without_a_bus_faults_are_answered_and_told_afterwards_in_order(ho
         assert [event.seq for event in fast.events] == list(range(1, len(fast.events) + 1))
 
 
-async def test_bfdd_restarts(host, tmp_path) -> None:
-    async with running(host, tmp_path) as fast:
-        host.bfdd.stop()
-        await until(lambda: (fast.service.not_ready() or "").startswith("input lost"), what="input lost")
-        host.ip("link", "set", "q1", "down")
-        await fast.told(RouteKind.FAST_PATH, "suppressed")
-        assert host.overrides() == {}
-        host.ip("link", "set", "q1", "up")
-
-        host.bfdd.states = {"p1": "down", "p2": "down"}
-        host.bfdd.start()
-        await until(lambda: fast.service.not_ready() is None and fast.uplink("p1")[1], what="sight, and carrier")
-        assert host.overrides() == {}, "sessions that begin down are no fault"
-        host.bfdd.change("p1", "up")
-        host.bfdd.change("p2", "up")
-        host.bfdd.change("p1", "down")
-        await fast.overrides({H2: ["p2"], H3: ["p2"]})
-
-
 async def test_other_hands_in_our_table_and_rules(host, tmp_path) -> None:
     async with running(host, tmp_path) as fast:
         host.bfdd.change("p1", "down")
@@ -248,24 +210,6 @@ async def test_by_hand_everything_is_flushed(host, capsys) -> None:
     assert flush_by_hand([host.name]) == 0
     assert capsys.readouterr().out == "1 overrides deleted\n"
     assert (host.overrides(), host.rules()) == ({}, [])
-
-
-async def test_the_other_host_is_told_and_answers(pair, tmp_path) -> None:
-    first, second = pair
-    async with running(first, tmp_path) as one, running(second, tmp_path, hold_s=SEEN_S) as two:
-        first.bfdd.change("p1", "down")
-        await two.overrides({H1: ["p2"]})
-        await one.overrides({H2: ["p2"]})
-        sent = await one.told(RouteKind.OVERRIDE, "bfd")
-        assert sent.reason.endswith("1 of 1 hosts have acknowledged")
-        assert sent.peer_ack_us > 0
-        heard = await two.told(RouteKind.OVERRIDE, "peer")
-        assert (heard.destination, heard.interface, heard.peer) == (H1, "p1", H1)
-
-        # FRR does nothing at the second host: what it was told ends by itself, while the first one goes on.
-        await two.overrides({})
-        await two.told(RouteKind.OVERRIDE_REMOVED, "timeout")
-        assert first.overrides() == {H2: ["p2"]}
 
 
 async def test_forged_spoofed_and_replayed_words_do_nothing(pair, tmp_path) -> None:

@@ -196,9 +196,9 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("writes", [1, 6, 12, 25, 39])
+@pytest.mark.parametrize("writes", [12, 39])
 def test_killed_in_the_middle_and_then_down(lab, writes):
-    """After SIGKILL `down` undoes the half that was done; `up` would have gone on from there."""
+    """After SIGKILL `down` undoes what was done, a part or nearly all; `up` would have gone on from there."""
     before, file = lab.picture(1), lab.file(1)
     text = file.model_dump_json(exclude_defaults=True)
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(writes), text, str(lab.paths.state)]

@@ -104,12 +104,19 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", CONFIGURATIONS)
-@pytest.mark.parametrize("daemon", ["zebra", "bgpd", "bfdd"])
-def test_frr_takes_every_line(kind, daemon):
+TEXTS = {
+    (daemon, getattr(CONFIGURATIONS[kind], daemon)): f"{daemon}, {kind}"
+    for kind in reversed(CONFIGURATIONS)
+    for daemon in ("zebra", "bgpd", "bfdd")
+}
+"""Each once: not all kinds differ for each daemon."""
+
+
+@pytest.mark.parametrize(("daemon", "text"), TEXTS, ids=TEXTS.values())
+def test_frr_takes_every_line(daemon, text):
     # Not below tmp_path, which the user frr may not enter.
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
-        file.write(getattr(CONFIGURATIONS[kind], daemon))
+        file.write(text)
         file.flush()
         Path(file.name).chmod(0o644)
         command = [f"/usr/lib/frr/{daemon}", "--dryrun", "-f", file.name]

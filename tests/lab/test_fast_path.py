@@ -188,42 +188,6 @@ def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: Fa
         assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
 
 
-def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
-    """The other uplink dies while there is no daemon: FRR alone repairs, and nothing stale is in its way."""
-    ours = fast.hosts[0]
-    with calm.fault(blackhole(1, 1)):
-        fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
-        killed = ours.hot_pid
-        os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
-    wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks")
-    wait_until(lambda: ours.hot_pid not in {0, killed}, what="another data-plane process")
-    os.kill(ours.hot_pid, signal.SIGKILL)
-    streams.reset()
-    with calm.fault(blackhole(1, 2)) as injected_ns:
-        wait_until(lambda: calm.next_hops(1, 2) == {"p1"}, what="FRR's way around")
-        assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
-
-
-def test_the_switch_closes_bfd_administratively(calm: Lab, fast: FastPaths) -> None:
-    """RFC 5882, 4.2: it says nothing of the path. FRR 8.4 closes BGP all the same, and opens it again without BFD."""
-    switch, here = calm.topology.switches[0].netns, calm.topology.hosts[0].netns
-    before = bgp_drops(here)
-    shut(switch, "shutdown")
-    try:
-        (told,) = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_admin_down")
-        assert (told.interface, told.alarm) == ("p1", True)
-        wait_reopened(here, before, {"p1"})
-        wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks, without BFD")
-        wait_until(lambda: fast.hosts[0].state["uplinks"]["p1"][2] == "remote-adm-down", what="the state of p1")
-        wait_until(lambda: not fast.hosts[0].overrides(), what="no override")
-        assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
-        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "flap_damped")
-    finally:
-        shut(switch, "no shutdown")
-    fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened")
-
-
 def test_the_host_closes_its_own_bfd_administratively(calm: Lab, fast: FastPaths) -> None:
     """Its profile is that of both uplinks. FRR 8.4 closes BGP on both, and opens it again without BFD."""
     here = calm.topology.hosts[0].netns

@@ -1,15 +1,13 @@
-"""The machines that the other tests of mark vm run in: jobs, modules, and what becomes of one that hangs."""
+"""The machines that the other tests of mark vm run in: jobs, and what becomes of one that hangs."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.lab.vm.guest import Guest
-from tests.lab.vm.machine import EmulatedImage, MachineError
+from tests.lab.vm.machine import MachineError
 from tests.support.cgroup_lab import wait_until
 
-EDGE = ["cls_flower", "act_tunnel_key", "act_mirred", "sch_ingress", "vxlan"]
-RDMA = ["rdma_rxe", "rdma_ucm"]
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1_000)]
 
 
@@ -28,28 +26,10 @@ def test_a_job_returns_its_output_and_exit_code(either: Guest) -> None:
     assert (ended.directory / "file").read_text() == "left\n"
 
 
-def test_jobs_run_side_by_side(either: Guest) -> None:
-    machine = either.machine()
-    first = machine.start(["sh", "-c", "mkfifo /run/meeting; cat /run/meeting; rm /run/meeting"])
-    second = machine.start(["sh", "-c", "until [ -p /run/meeting ]; do sleep 0.1; done; echo hello >/run/meeting"])
-    assert second.wait(300).exit_code == 0
-    assert first.wait(300).output == "hello\n"
-
-
 def test_orphans_of_a_job_are_buried(either: Guest) -> None:
     """A test that kills a daemon looks whether it is gone: nobody else would wait for it."""
     script = "sh -c 'sleep 0.2 & echo $! >/run/orphan'; while kill -0 $(cat /run/orphan); do sleep 0.1; done"
     assert either.run(["sh", "-c", script], within_s=300).exit_code == 0
-
-
-def test_modules_of_the_network_edge_load(either: Guest) -> None:
-    """By name, and by what asks for them."""
-    modules = EDGE + RDMA * isinstance(either.image, EmulatedImage)
-    ended = either.run(["modprobe", "--all", *modules], within_s=300)
-    assert ended.exit_code == 0, ended.output
-    ended = either.run(["sh", "-c", "ip link add d0 type dummy && ip -d link show d0 && ip link del d0"], within_s=300)
-    assert ended.exit_code == 0, ended.output
-    assert "dummy" in ended.output
 
 
 def test_who_hangs_loses_the_machine_and_the_next_one_gets_another(either: Guest) -> None:

@@ -14,10 +14,9 @@ import pytest
 
 from services._host.frr import Frr, FrrError
 from services.fabric.testbed import connectivity
-from services.fabric.testbed.faults import Direction, Fault, alternating
+from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import FaultTarget, OutageMeter
-from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.cgroup_lab import wait_until
 from tests.support.lab_events import OVERLAY, LabEvents
@@ -83,22 +82,12 @@ def test_an_edge_fault_changes_routes_and_nothing_else(whole: Lab, fault: Fault)
         assert counted[netns]["fdb"] == counted[netns]["neigh"] == counted[netns]["tc and nexthop"] == 0
 
 
-@pytest.mark.parametrize(
-    ("fault", "aim"),
-    [
-        (blackhole(1, 1), FaultTarget.OUT),
-        (blackhole(1, 1, Direction.FROM_HOST), FaultTarget.OUT),
-        (blackhole(1, 1, Direction.TO_HOST), FaultTarget.IN),
-        (link_down(1, 1), FaultTarget.IN),
-        (switch_dead(1), FaultTarget.OUT),
-    ],
-    ids=str,
-)
-def test_traffic_survives(meter: OutageMeter, fault: Fault, aim: FaultTarget) -> None:
-    """Of every kind, where the traffic is; and both uplinks carry again afterwards (`measure` waits for it)."""
+@pytest.mark.parametrize("fault", [blackhole(1, 1), switch_dead(1)], ids=str)
+def test_traffic_survives(meter: OutageMeter, fault: Fault) -> None:
+    """Where the traffic is; and both uplinks carry again afterwards (`measure` waits for it)."""
     measured = meter.measure(
         lambda switch: fault.model_copy(update={"switch": switch}),
-        aim,
+        FaultTarget.OUT,
         down_s=1.0,
         over_within_s=BACK_WITHIN_S,
         settle_s=0.2,
@@ -132,13 +121,6 @@ def test_the_link_between_the_switches_is_not_missed(meter: OutageMeter) -> None
     assert all(count == arrived > 0 for count, arrived in sent)
 
 
-def test_crossed_faults_leave_the_way_over_both_switches(whole: Lab) -> None:
-    """Host 1 has lost switch 1 and host 2 has lost switch 2: the link between the switches is the only way."""
-    with whole.fault(blackhole(1, 1)), whole.fault(blackhole(2, 2)):
-        wait_until(lambda: whole.next_hops(1, 2) == {"p2"} and whole.next_hops(2, 1) == {"p1"}, what="the way around")
-        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 60.0) == []
-
-
 def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
     """FRR 8.4 with kernel next-hop objects never took the first uplink back, and the second fault was the end."""
     for number in (1, 2):
@@ -150,17 +132,6 @@ def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
     for netns in whole.topology.routers:
         said = subprocess.run(["ip", "-n", netns, "nexthop"], capture_output=True, text=True, check=True)
         assert said.stdout == "", f"{netns} has next-hop objects"
-
-
-def test_flapping_ends_whole(whole: Lab) -> None:
-    """Shorter than BGP needs to come back: 0.3 s down, 0.2 s up."""
-    schedule = FaultSchedule(whole, alternating(link_down(1, 1)), FaultTiming(0.3, 0.2, 0.0, times=6))
-
-    schedule.run()
-
-    assert [one.fault.switch for one in schedule.occurrences] == [1, 2, 1, 2, 1, 2]
-    assert whole.faults == ()
-    whole.wait_ready(60.0)
 
 
 def test_a_host_whose_frr_was_killed_comes_back(whole: Lab) -> None:

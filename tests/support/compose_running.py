@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -31,20 +30,14 @@ class Decisions:
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
-        self.epochs: list[int] = []
 
     def take(self, delivery: Delivery) -> None:
         if isinstance(delivery.message, LimitDecisions) and delivery.message.app == "demo":
             self.times_s.append(time.monotonic())
-            self.epochs.append(delivery.message.epoch)
 
     async def next_one(self) -> None:
         seen = len(self.times_s)
         await until(lambda: len(self.times_s) > seen, within_s=60, what="a decision")
-
-    def longest_gap_s(self, since_s: float) -> float:
-        times_s = [since_s, *(time_s for time_s in self.times_s if time_s >= since_s), time.monotonic()]
-        return max(after - before for before, after in itertools.pairwise(times_s))
 
 
 class Running:

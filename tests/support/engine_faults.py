@@ -32,8 +32,10 @@ class Fault(NamedTuple):
     """For which the engine's socket is not there."""
     lost_state: bool = False
     """Whether the state directory's notes of containers are lost."""
-    timeout_s: float = 120.0
-    """For which the agent waits for the engine."""
+
+
+ENGINE_TIMEOUT_S: Final = 120
+"""For which the agent waits for the engine."""
 
 
 @dataclass
@@ -42,7 +44,7 @@ class RestartLab:
 
     cluster: ClusterLab
     proxy: CuttableProxy
-    launch_agent: Callable[[Fault], Awaitable[ServiceProcess]]
+    launch_agent: Callable[[], Awaitable[ServiceProcess]]
     notes: Path
     """Where the agent keeps its notes of containers."""
     containers: int
@@ -60,7 +62,7 @@ class RestartLab:
         if fault.lost_state:
             for note in list(self.notes.iterdir()):
                 note.unlink(missing_ok=True)
-        agent = await self.launch_agent(fault)
+        agent = await self.launch_agent()
         if fault.down_s:
             await self.observe_for(fault.down_s)
             await self.proxy.open()

@@ -190,9 +190,7 @@ async def test_good_messages_in_the_wrong_place_change_nothing(cluster, raw, con
     await assert_well(cluster)
 
 
-@pytest.mark.parametrize(
-    "request_data", [b"{", b"[1, 2]", b'{"app": 7}', b'{"app": "sturdy", "last": "many"}', b'{"type": "nonsense"}']
-)
+@pytest.mark.parametrize("request_data", [b"{", b'{"app": 7}'])
 async def test_json_nonsense_on_a_query_is_answered_with_an_error(cluster, raw, request_data):
     subject = ALLOCATOR_EXPLAIN.template.subject(cluster.bus.root).text
     answer = decode((await raw.request(subject, request_data, timeout=60)).data)
@@ -226,9 +224,7 @@ async def _has_limit(cluster: ClusterLab, cores: float) -> bool:
 @pytest.mark.parametrize(
     ("service", "variable", "value"),
     [
-        ("agent", "AGENT__NOD", "n1"),
         ("agent", "AGENT__MANAGED_ROOT", "../etc"),
-        ("allocator", "ALLOCATOR__STALE_AFTER_S", "-1"),
         ("allocator", "SUBJECT_ROOT", "a.b"),
     ],
 )

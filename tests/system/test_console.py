@@ -180,8 +180,7 @@ async def test_predictions_show_the_front(stack: Stack) -> None:
     await page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["1280", "390"])
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESKTOP), ("dark", PHONE)], ids=["light-1280", "dark-390"])
 async def test_is_readable(stack: Stack, scheme: str, viewport: dict[str, int]) -> None:
     """Nothing is wider than the window, no text is smaller than 11 px or fainter than 4.5 to 1 (WCAG AA)."""
     page = await stack.page(viewport=viewport, color_scheme=scheme)
@@ -463,12 +462,6 @@ async def test_without_nats_it_says_what_to_do() -> None:
     assert done.returncode == 69
     assert "turnbuckle up" in done.stderr
     assert done.stdout == ""
-
-
-async def test_help_shows_examples() -> None:
-    done = await run_cli("console", "--help")
-    assert done.returncode == 0
-    assert "turnbuckle console --open" in done.stdout
 
 
 async def test_a_taken_port_is_named(stack: Stack) -> None:

@@ -261,8 +261,7 @@ async def test_without_a_scheduler_it_says_how_to_start_one(ground: Ground) -> N
 
 
 @pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["1280", "390"])
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESKTOP), ("dark", PHONE)], ids=["light-1280", "dark-390"])
 async def test_is_readable(ground: Ground, scheme: str, viewport: dict[str, int]) -> None:
     """Nothing is wider than the window, no text is smaller than 11 px or fainter than 4.5 to 1 (WCAG AA)."""
     page = await ground.stack.page(viewport=viewport, color_scheme=scheme)

@@ -179,8 +179,7 @@ async def test_a_page_that_opens_later_knows_the_plan_and_the_past(stack: Stack)
         await page.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["1280", "390"])
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESKTOP), ("dark", PHONE)], ids=["light-1280", "dark-390"])
 async def test_is_readable(stack: Stack, scheme: str, viewport: dict[str, int]) -> None:
     """Nothing is wider than the window, no text is smaller than 11 px or fainter than 4.5 to 1 (WCAG AA)."""
     async with Training(stack, "vgg") as training:

@@ -79,20 +79,6 @@ async def managed(cluster: ClusterLab, key_end: str) -> str:
     return str(await poll(find, within_s=60, what="a managed container"))
 
 
-async def test_in_a_busy_group_of_exec(bare_cluster: ClusterLab, events: MessageLog) -> None:
-    container = bare_cluster.container(APP, "worker")
-    container.tell("burn 0.7")
-    key = await managed(bare_cluster, container.key)
-    loads = itertools.cycle(("burn 0.2", "burn 0.7"))
-
-    def write(quota_us: int) -> None:
-        container.tell(next(loads))  # so that orders follow
-        other_hands.write_quota(bare_cluster.tree, container.directory, quota_us)
-
-    await each_is_told(events, key, write)
-    bare_cluster.remove(container)
-
-
 async def test_in_a_busy_container_of_docker(bare_cluster: ClusterLab, events: MessageLog) -> None:
     """By `docker update` and by hand in turns."""
     engine = DockerLab()

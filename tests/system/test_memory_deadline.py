@@ -64,19 +64,16 @@ async def test_without_an_allocator_and_a_reserve_the_kernel_decides_at_the_dead
         assert waited_s >= DEADLINE_S - 0.5
 
 
-@pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
-async def test_the_watchdog_grants_from_the_reserve_while_no_agent_lives(pair, ending, record_figure):
-    spec, container = await guarded_container(pair.cluster, f"granted-{ending.lower()}", sigma=0.4)
+async def test_the_watchdog_grants_from_the_reserve_while_no_agent_lives(pair, record_figure):
+    """As beside a frozen agent: tests/kernel/test_watchdog.py."""
+    spec, container = await guarded_container(pair.cluster, "granted", sigma=0.4)
     before_bytes = container.limit_bytes
     async with watch(pair.cluster, spec, deadline_s=DEADLINE_S) as checker:
-        pair.agent.send(signal.Signals[ending])
+        pair.agent.send(signal.SIGKILL)
         grow(container, before_bytes // MIB + 60)
         await grown(container)
         assert container.limit_bytes >= before_bytes + 60 * MIB
-        if ending == "SIGKILL":
-            await pair.restart_agent()
-        else:
-            pair.agent.send(signal.SIGCONT)
+        await pair.restart_agent()
 
         grant = await checker.told(container.key, OomKind.GRANT)
         assert grant.cause is OomCause.WATCHDOG
@@ -90,12 +87,11 @@ async def test_the_watchdog_grants_from_the_reserve_while_no_agent_lives(pair, e
     assert container.alive
 
 
-@pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
 async def test_without_agent_and_reserve_the_kernel_decides_at_the_deadline_that_counts_from_the_hit(
-    pair, ending, record_figure
+    pair, record_figure
 ):
-    """The agent ends when its container has waited for half of the time: that time counts."""
-    spec, container = await guarded_container(pair.cluster, f"released-{ending.lower()}", sigma=0)
+    """The agent is frozen when its container has waited for half of the time: that time counts."""
+    spec, container = await guarded_container(pair.cluster, "released", sigma=0)
     async with watch(pair.cluster, spec, deadline_s=DEADLINE_S) as checker:
         await pair.allocator.signal(signal.SIGKILL)
         grow(container, 200)
@@ -103,13 +99,10 @@ async def test_without_agent_and_reserve_the_kernel_decides_at_the_deadline_that
         hit_s = time.monotonic()
         await until(lambda: time.monotonic() > hit_s + DEADLINE_S / 2, what="half of the deadline")
         assert container.read().waiting
-        pair.agent.send(signal.Signals[ending])
+        pair.agent.send(signal.SIGSTOP)
         await until(lambda: not container.alive, within_s=60, what="the kernel's kill")
         record_figure("waited, seconds", round(time.monotonic() - hit_s, 2))
-        if ending == "SIGKILL":
-            await pair.restart_agent()
-        else:
-            pair.agent.send(signal.SIGCONT)
+        pair.agent.send(signal.SIGCONT)
         release = await checker.told(container.key, OomKind.OOM_KILLER_ENABLED)
         assert release.cause is OomCause.WATCHDOG
         assert "the watchdog gave the kernel its kill back" in release.reason

@@ -108,20 +108,6 @@ async def begin(lab: Lab, fence_s: float = NEVER_S) -> tuple[ServiceProcess, int
     return runner, started(lab.files()).pid
 
 
-async def test_a_killed_runner_and_the_next_one(lab: Lab) -> None:
-    runner, pid = await begin(lab)
-    runner.kill()
-    assert lives(pid)
-    await lab.launch().ready()
-    reply = await lab.ask(order(OrderAction.CHECK))
-    assert reply.workers[0].pid == pid
-    await lab.ask(order(OrderAction.STOP))
-    event = await lab.until_change(STOPPED)
-
-    assert event.exit_code == 143
-    assert [each.change for each in lab.events].count(STARTED) <= 2, "told anew, with the same id"
-
-
 async def test_a_runner_that_is_told_to_stop_leaves_its_workers(lab: Lab) -> None:
     runner, pid = await begin(lab)
     assert await runner.signal(signal.SIGTERM) == 0

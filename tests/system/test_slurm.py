@@ -254,14 +254,6 @@ async def test_a_killed_worker_and_a_command_that_is_not_there(
     assert "there is no such directory here" in event.reason
 
 
-async def test_what_slurm_refuses_has_failed(cluster: SlurmCluster, job: Callable[..., JobSpec]) -> None:
-    spec = job("large", "true", workers=1, slots=64)
-    await cluster.run(spec, 1, ("n1",))
-    (event,) = await cluster.until_told("large", 1, ENDS, 1)
-    assert event.change is FAILED
-    assert "sbatch" in event.reason
-
-
 async def test_a_worker_that_does_not_stop_is_killed_after_the_grace(
     cluster: SlurmCluster, job: Callable[..., JobSpec], tmp_path: Path
 ) -> None:

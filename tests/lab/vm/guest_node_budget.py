@@ -1,7 +1,7 @@
 """Two applications that promise more than a small machine has, with growers in both: run by tests/lab, in a machine.
 
 Agent and two owners are the real code over real control groups, in one process and without a bus: what is looked at is
-the kernel, and the machine is small. The argument says whether the node has its budget. Prints one line of JSON.
+the kernel, and the machine is small. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.oom import MemoryRequest, OomKind
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
-from services._host.host_load import read_pressure
 from services.agent.backend import node_memory_budget
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore
@@ -35,7 +34,6 @@ PERIOD_S = 0.1
 WITHIN_S = 500.0
 AFTER_S = 10.0
 """Watched for so long after the first refusal."""
-ENOUGH_PERCENT = 60.0
 ROOT = "tb-node-budget"
 GROW = """
 import sys, time
@@ -45,17 +43,16 @@ while True:
     held.append(bytearray(2 << 20))
     time.sleep(0.05)
 """
-BURN = "import sys; sys.stdin.readline()\nwhile True: pass"
 
 
 class Grower:
     """A container with one process, which the kernel may kill; its interpreter is charged elsewhere."""
 
-    def __init__(self, app: str, code: str = GROW, quota_us: int | None = None) -> None:
+    def __init__(self, app: str) -> None:
         container_id = app.encode().hex().ljust(12, "0")[:12]
         self.directory = managed_directory(app, "grow", container_id, ROOT)
-        self.group = ManagedCgroup.create(detect(), self.directory, quota_us, None)
-        self.process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, text=True)
+        self.group = ManagedCgroup.create(detect(), self.directory, None, None)
+        self.process = subprocess.Popen([sys.executable, "-S", "-c", GROW], stdin=subprocess.PIPE, text=True)
         Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("0", encoding="ascii")
         assert self.group.add_process(self.process.pid)
         self.found = FoundContainer(container_id, app, "grow", ContainerSource.EXEC, managed_directory=self.directory)
@@ -80,10 +77,10 @@ class Grower:
 class Machine:
     """The agent's node, and an owner of each application."""
 
-    def __init__(self, apps: list[AppSpec], *, budget: bool) -> None:
+    def __init__(self, apps: list[AppSpec]) -> None:
         host = open_host(detect())
         self.budget = node_memory_budget(AgentSettings.load({}), host.memory_bytes)
-        options = NodeOptions(memory_budget=self.budget if budget else None)
+        options = NodeOptions(memory_budget=self.budget)
         self.book = InMemoryReserveStore()
         self.node = Node("guest", 1, host, self.book, options)
         self.owners: dict[str, AllocationCycle] = {}
@@ -162,10 +159,10 @@ def global_kills() -> list[str]:
     return [line for line in kernel_log() if "global_oom" in line]
 
 
-def grow(*, budget: bool) -> dict[str, Any]:
+def grow() -> dict[str, Any]:
     Path("/proc/self/oom_score_adj").write_text("-1000", encoding="ascii")
     apps = [AppSpec(name=name, cpu_limit=2, memory_limit=1 * GIB) for name in ("shop", "cache")]
-    machine, growers = Machine(apps, budget=budget), [Grower(spec.name) for spec in apps]
+    machine, growers = Machine(apps), [Grower(spec.name) for spec in apps]
     for grower in growers:
         machine.node.found(grower.found)
     begin_s, highest, refused_s = time.monotonic(), 0, None
@@ -203,21 +200,5 @@ def grow(*, budget: bool) -> dict[str, Any]:
     }
 
 
-def pressure_of_one_throttled_process() -> float | None:
-    """`some` avg10 of processors while the only busy process of the machine has used up its quota of 10 %.
-
-    The highest within 40 s, or the first beyond `ENOUGH_PERCENT`.
-    """
-    burner = Grower("burn", BURN, quota_us=10_000)
-    burner.go()
-    deadline_s, highest = time.monotonic() + 40.0, None
-    while time.monotonic() < deadline_s and (highest is None or highest <= ENOUGH_PERCENT):
-        time.sleep(1)
-        highest = max((read for read in (highest, read_pressure().cpu_percent) if read is not None), default=None)
-    burner.end()
-    return highest
-
-
 if __name__ == "__main__":
-    result = pressure_of_one_throttled_process() if sys.argv[1] == "pressure" else grow(budget=sys.argv[1] == "budget")
-    print(json.dumps(result))  # noqa: T201 - what the test reads
+    print(json.dumps(grow()))  # noqa: T201 - what the test reads

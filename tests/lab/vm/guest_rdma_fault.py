@@ -1,6 +1,7 @@
 """A silent fault of the loaded uplink in mid-run of an unmodified ib_send_lat; runs in the machine with the switches.
 
-Prints one JSON object. Imports nothing of the project: every import takes long here.
+Arguments: port of the server, bytes of a message, messages, seconds for all of them. Prints one JSON object. Imports
+nothing of the project: every import takes long here.
 """
 
 from __future__ import annotations
@@ -14,12 +15,9 @@ from pathlib import Path
 HOST, VTEP, ADDRESS = "h1", "10.255.0.2", "172.16.0.2"
 RULES_DEVICE = "vxenc0"
 """Where rules of ours redirect to, and nothing else. A rule's own counter begins anew with a rule that is put back."""
-SIZE_BYTES, MESSAGES = 1 << 23, 12
-"""The message size of thesis figure 3.8: 2^23 bytes, by the slides; its text has lost the exponent ("223")."""
 QP_TIMEOUT = 19
 """4.096 us * 2^19 = 2.1 s until a message is sent again, 7 times: beyond detection by BFD, 5 s."""
-FAULT_AFTER_PACKETS = 6_000
-"""In mid-run: a message takes 2,048 packets at RoCE's largest MTU of 4,096 bytes, 8,192 at 1,024."""
+LARGEST_ROCE_MTU_BYTES = 4_096
 
 
 def tell(*command: str) -> str:
@@ -77,10 +75,24 @@ def summary(samples: list[float]) -> dict[str, object]:
     }
 
 
-def fault_in_mid_run(client: subprocess.Popen[bytes], packets: int, before: dict[str, int]) -> dict[str, object]:
-    """Wait until the client is under way, break its uplink until it has ended, and wait until both are used again."""
+def ended(client: subprocess.Popen[bytes], within_s: float) -> int:
+    """Its exit code; who polls for ever is killed."""
+    try:
+        return client.wait(within_s)
+    except subprocess.TimeoutExpired:
+        client.kill()
+        return client.wait()
+
+
+def fault_in_mid_run(
+    client: subprocess.Popen[bytes], fault_at: int, before: dict[str, int], within_s: float
+) -> dict[str, object]:
+    """Wait until the client is under way, break its uplink until it has ended, and wait until both are used again.
+
+    ``fault_at``: packets by our rules.
+    """
     usual = uplinks()
-    while sent(RULES_DEVICE) - packets < FAULT_AFTER_PACKETS and client.poll() is None:
+    while sent(RULES_DEVICE) < fault_at and client.poll() is None:
         time.sleep(0.1)
     device = loaded(before)
     switch = f"s{device[1]}"
@@ -91,7 +103,7 @@ def fault_in_mid_run(client: subprocess.Popen[bytes], packets: int, before: dict
         time.sleep(0.2)
     found |= {"left_after_s": round(time.monotonic() - started_s, 1), "uplinks_during": uplinks()}
     # Until the end: what came through after the fault came through beside it.
-    found["exit_code"] = client.wait(900)
+    found["exit_code"] = ended(client, within_s)
     cured_s = time.monotonic()
     fault(switch, begins=False)
     while uplinks() != usual and time.monotonic() < cured_s + 90:
@@ -101,15 +113,18 @@ def fault_in_mid_run(client: subprocess.Popen[bytes], packets: int, before: dict
 
 def main() -> None:
     """Client, fault, cure, outcome."""
+    port, size_bytes, messages, within_s = sys.argv[1:]
     packets, tunnel = sent(RULES_DEVICE), sent("vx100")
+    # In mid-run: a quarter of what the largest packets would be.
+    fault_at = packets + int(size_bytes) * int(messages) // LARGEST_ROCE_MTU_BYTES // 4
     before = {device: sent(device) for device in ("p1", "p2")}
     # fmt: off
-    command = ["ib_send_lat", "-d", "rxe0", "-x", "1", "-s", str(SIZE_BYTES), "-n", str(MESSAGES),
-               "-u", str(QP_TIMEOUT), "-U", "-p", sys.argv[1], ADDRESS]
+    command = ["ib_send_lat", "-d", "rxe0", "-x", "1", "-s", size_bytes, "-n", messages,
+               "-u", str(QP_TIMEOUT), "-U", "-p", port, ADDRESS]
     # fmt: on
     with Path("/run/client").open("wb") as said:
         client = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        found = fault_in_mid_run(client, packets, before)
+        found = fault_in_mid_run(client, fault_at, before, float(within_s))
     output = Path("/run/client").read_text(encoding="utf-8", errors="replace")
     samples = latencies_us(output)
     found |= summary(samples)

@@ -24,6 +24,7 @@ BGP: Final = Bgp(keepalive_s=20, hold_s=120)
 """BFD detects faults here, and no session is to end because an emulated daemon waits for the processor."""
 MEMORY_MIB: Final = 1536
 VM: Final = "tests/lab/vm"
+PORT: Final = "18517"
 
 
 def host_file(number: int) -> HostFile:
@@ -126,6 +127,18 @@ class RdmaLab:
     def json(self, number: int, *command: str, within_s: float = 60.0) -> Any:
         """What a command printed."""
         return json.loads(self.on(number, *command, within_s=within_s).output)
+
+    def send_through_a_fault(self, size_bytes: int, messages: int, within_s: float) -> dict[str, Any]:
+        """Have ib_send_lat send messages while its uplink breaks silently; what guest_rdma_fault.py has found."""
+        size, count = str(size_bytes), str(messages)
+        said = ["-d", "rxe0", "-x", "1", "-s", size, "-n", count, "-u", "19", "-p", PORT]
+        server = self.start(2, "ib_send_lat", *said)
+        self.wait_for(2, f"until ss -ltn | grep -q :{PORT}; do sleep 0.2; done")
+        fault = [python(), "-S", "-E", f"{VM}/guest_rdma_fault.py", PORT, size, count, f"{within_s:g}"]
+        found: dict[str, Any] = self.json(1, *fault, within_s=within_s + 200)
+        assert found["exit_code"] == 0, found["client"]
+        assert server.wait(60).exit_code == 0
+        return found
 
     def statistics(self, number: int, devices: Sequence[str]) -> dict[str, int]:
         """Packets that devices of a host have sent."""
