@@ -12,6 +12,13 @@ shopt -s nullglob
 
 say() { printf 'clean: %s\n' "$*"; }
 
+# is_left_over NAME: a number in it that stands alone or follows letters only is the id of the process that made it
+is_left_over() {
+    local pid
+    pid=$(tr -- - '\n' <<<"$1" | sed -nE 's/^[a-z]*([0-9]{2,})$/\1/p' | head -n 1)
+    [ -z "$pid" ] || ! [ -d "/proc/$pid" ]
+}
+
 # processes_of DIRECTORY: of a control group and those below it
 processes_of() { find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null; }
 
@@ -34,8 +41,7 @@ remove_group() {
         esac
     done < <(find "$directory" -name freezer.state -o -name cgroup.freeze) 2>/dev/null
     processes_of "$directory" | xargs --no-run-if-empty kill -KILL 2>/dev/null
-    local tries
-    for tries in {1..20}; do
+    for _ in {1..20}; do
         find "$directory" -depth -type d -exec rmdir {} + 2>/dev/null
         [ -d "$directory" ] || break
         sleep 0.1 # a killed process leaves its group a little later
@@ -51,8 +57,8 @@ clean_groups() {
     while read -r _ mount _; do mounts[$mount]=1; done < <(awk '$3 == "cgroup" || $3 == "cgroup2"' /proc/mounts)
     for mount in "${!mounts[@]}"; do
         for group in "$mount"/turnbuckle* "$mount"/tb-test-* "$mount"/tb-system-* "$mount"/tb-fast-path-* "$mount"/tb-writers-*; do
-            [ -d "$group" ] || continue
             name=${group##*/}
+            if ! [ -d "$group" ] || ! is_left_over "$name"; then continue; fi
             mapfile -t processes < <(for other in "${!mounts[@]}"; do [ -d "$other/$name" ] && processes_of "$other/$name"; done | sort -nu)
             if [ ${#processes[@]} -ne 0 ]; then
                 case $name in turnbuckle | turnbuckle-cells) continue ;; esac
@@ -63,21 +69,25 @@ clean_groups() {
     done
 }
 
-# A name of ours with the id of a process that lives belongs to it.
-is_left_over() {
-    local pid
-    pid=$(grep -oE '[0-9]{2,}' <<<"$1" | head -n 1)
-    [ -z "$pid" ] || ! [ -d "/proc/$pid" ]
-}
-
+# shellcheck disable=SC2013 # names of namespaces and devices have no spaces
+# Namespaces of one lab or test share what stands before the first "-": as long as processes run in one of them, all stay.
 clean_network() {
     command -v ip >/dev/null || return
-    local name
-    for name in $(ip netns list 2>/dev/null | awk '{ print $1 }' | grep -E '^(tb|turnbuckle)'); do
-        [ -z "$(ip netns pids "$name" 2>/dev/null)" ] && is_left_over "$name" && ip netns delete "$name" && say "removed namespace $name"
+    local name family names
+    names=$(ip netns list 2>/dev/null | awk '{ print $1 }' | grep -E '^(tb|turnbuckle)')
+    for family in $(cut -d- -f1 <<<"$names" | sort -u); do
+        is_left_over "$family" || continue
+        for name in $(grep -xE "$family(-.*)?" <<<"$names"); do
+            [ -z "$(ip netns pids "$name" 2>/dev/null)" ] || continue 2
+        done
+        for name in $(grep -xE "$family(-.*)?" <<<"$names"); do
+            ip netns delete "$name" && say "removed namespace $name"
+        done
+        rm -rf "/run/turnbuckle-lab/$family"
     done
-    for name in $(ip -brief link show type veth 2>/dev/null | awk '{ sub(/@.*/, "", $1); print $1 }' | grep -E '^(tb|turnbuckle)'); do
-        is_left_over "$name" && ip link delete "$name" && say "removed device $name"
+    for name in $(ip -brief link show type veth 2>/dev/null | awk '{ sub(/@.*/, "", $1); print $1 }' | grep -E '^(tb|turnbuckle)[0-9]'); do
+        # its peer goes with it
+        is_left_over "$(grep -oE '^[a-z]+[0-9]+' <<<"$name")" && ip link delete "$name" 2>/dev/null && say "removed device $name"
     done
 }
 
@@ -88,8 +98,8 @@ clean_run() {
         pid=$(grep -oE '"pid": *[0-9]+' "$file" | grep -oE '[0-9]+')
         [ -n "$pid" ] && ! [ -d "/proc/$pid" ] && rm -f "$file" && say "removed $file"
     done
-    for file in /run/turnbuckle-tbtest[0-9]*; do
-        is_left_over "${file##*/}" && rm -rf "$file" && say "removed $file"
+    for file in /run/turnbuckle-tbtest[0-9]*; do # state directories of Compose stacks
+        is_left_over "${file##*turnbuckle-}" && rm -rf "$file" && say "removed $file"
     done
 }
 

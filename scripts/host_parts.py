@@ -52,8 +52,8 @@ PARTS: Final = (
     Part(
         "host",
         ("host",),
-        _tests("kernel", "cgroup_handle docker_containers load_in_a_group racks sandbox"),
-        (_HOST,),
+        _tests("kernel", "cgroup_handle ci_clean docker_containers load_in_a_group racks sandbox"),
+        (_HOST, "scripts/ci_clean.sh"),
     ),
     Part(
         "agent-kernel",

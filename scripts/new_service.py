@@ -197,7 +197,8 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)  # noqa: S603 - the names above
     for path in files:
         print(path.relative_to(ROOT))  # noqa: T201 - what was written is the output
-    print(f"\nNow: make check, make test, git diff; then services/{arguments.name}/core/decision.py")  # noqa: T201
+    core = f"services/{arguments.name}/core/decision.py"
+    print(f"\nNow: make check, make test, make test-processes, git diff; then {core}")  # noqa: T201
 
 
 if __name__ == "__main__":
