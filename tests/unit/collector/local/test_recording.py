@@ -101,6 +101,7 @@ async def test_the_stubborn_are_killed_after_the_grace(tmp_path: Path) -> None:
     assert profile.duration_s == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.virtual_time  # a late tick is left out, and so is its sample
 async def test_samples_go_to_the_bus(tmp_path: Path) -> None:
     bus = MemoryBus(MemoryBroker())
     heard: list[RunSample] = []
