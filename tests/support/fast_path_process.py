@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import HostNamespace
 
 _FREEZER_V1 = Path("/sys/fs/cgroup/freezer")
@@ -57,10 +58,15 @@ class FreezerGroup:
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End whoever is left, and remove it."""
+        """End what is left in it."""
         self.freeze(on=False)
         for number in (signal.SIGCONT, signal.SIGKILL):
             self.signal(number)
+
+    def remove(self) -> None:
+        """Remove it, once the kernel has taken its killed processes out."""
+        wait_until(lambda: not self.pids(), what=f"{self.path} is empty")
+        self.path.rmdir()
 
 
 @contextmanager
@@ -78,6 +84,7 @@ def fast_path_in_a_group(host: HostNamespace, state: Path, **settings: str) -> I
     finally:
         group.close()
         process.wait(60)
+        group.remove()
         _remove(group.path)
 
 
