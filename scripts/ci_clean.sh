@@ -22,59 +22,70 @@ is_left_over() {
 # processes_of DIRECTORY: of a control group and those below it
 processes_of() { find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null; }
 
-# Processes that only init could still wait for: their parents have ended, or are among them.
+# Processes that only init could still wait for: their parents have ended, or are among them. 0 is one of another PID namespace.
 are_orphans() {
     local pid parent
     for pid in "$@"; do
+        [ "$pid" -ne 0 ] || return 1
         parent=$(awk '$1 == "PPid:" { print $2 }' "/proc/$pid/status" 2>/dev/null) || continue
         case " 1 $* " in *" ${parent:-1} "*) ;; *) return 1 ;; esac
     done
 }
 
-# remove_group DIRECTORY: thaws, kills and removes it with all below it, deepest first
+# mounts_of_groups: where the hierarchies of control groups are mounted, a line each
+mounts_of_groups() { awk '$3 == "cgroup" || $3 == "cgroup2" { print $2 }' /proc/mounts | sort -u; }
+
+# remove_group DIRECTORY...: one group in each hierarchy. Thawed in all first, since what is frozen in one does not die;
+# then killed, and removed with all below it, deepest first
 remove_group() {
-    local directory=$1 file
+    local directory file
     while read -r file; do
         case $file in
             */freezer.state) echo THAWED >"$file" ;;
             */cgroup.freeze) echo 0 >"$file" ;;
         esac
-    done < <(find "$directory" -name freezer.state -o -name cgroup.freeze) 2>/dev/null
-    processes_of "$directory" | xargs --no-run-if-empty kill -KILL 2>/dev/null
-    for _ in {1..20}; do
-        find "$directory" -depth -type d -exec rmdir {} + 2>/dev/null
-        [ -d "$directory" ] || break
-        sleep 0.1 # a killed process leaves its group a little later
+    done < <(find "$@" -name freezer.state -o -name cgroup.freeze) 2>/dev/null
+    for directory in "$@"; do processes_of "$directory"; done | sort -nu | xargs --no-run-if-empty kill -KILL 2>/dev/null
+    for directory in "$@"; do
+        for _ in {1..20}; do
+            find "$directory" -depth -type d -exec rmdir {} + 2>/dev/null
+            [ -d "$directory" ] || break
+            sleep 0.1 # a killed process leaves its group a little later
+        done
+        if [ -d "$directory" ]; then say "control group $directory stays"; else say "removed control group $directory"; fi
     done
-    if [ -d "$directory" ]; then say "control group $directory stays"; else say "removed control group $directory"; fi
 }
 
-# Tests' groups go with what orphans run in them. Those of an installation (turnbuckle, turnbuckle-cells) go once nothing
-# runs in them in any hierarchy; single ones below them are their agent's.
+# Tests' groups, by the names that tests give, go with what orphans run in them. An installation's services may have init
+# for their parent, too: its default roots go once nothing runs in them in any hierarchy, and no other root is touched.
+readonly tests_groups='^(tb-(test|system|fast-path|writers)-|turnbuckle-(probe|test|runner-test|pacing-test|mltcp|runtimes|bench-memory)-[0-9]+$)'
 clean_groups() {
-    local mount group name processes
-    local -A mounts=()
-    while read -r _ mount _; do mounts[$mount]=1; done < <(awk '$3 == "cgroup" || $3 == "cgroup2"' /proc/mounts)
-    for mount in "${!mounts[@]}"; do
-        for group in "$mount"/turnbuckle* "$mount"/tb-test-* "$mount"/tb-system-* "$mount"/tb-fast-path-* "$mount"/tb-writers-*; do
-            name=${group##*/}
-            if ! [ -d "$group" ] || ! is_left_over "$name"; then continue; fi
-            mapfile -t processes < <(for other in "${!mounts[@]}"; do [ -d "$other/$name" ] && processes_of "$other/$name"; done | sort -nu)
-            if [ ${#processes[@]} -ne 0 ]; then
-                case $name in turnbuckle | turnbuckle-cells) continue ;; esac
-                are_orphans "${processes[@]}" || continue
-            fi
-            remove_group "$group"
-        done
+    local mount name directory mounts names directories processes
+    mapfile -t mounts < <(mounts_of_groups)
+    mapfile -t names < <(for mount in "${mounts[@]}"; do for directory in "$mount"/{tb,turnbuckle}-* "$mount"/turnbuckle; do
+        [ -d "$directory" ] && echo "${directory##*/}"
+    done; done | sort -u)
+    for name in "${names[@]}"; do
+        is_left_over "$name" || continue
+        directories=()
+        for mount in "${mounts[@]}"; do if [ -d "$mount/$name" ]; then directories+=("$mount/$name"); fi; done
+        mapfile -t processes < <(for directory in "${directories[@]}"; do processes_of "$directory"; done | sort -nu)
+        if [[ $name =~ $tests_groups ]]; then
+            are_orphans "${processes[@]}" || continue
+        elif [ ${#processes[@]} -ne 0 ] || [[ $name != turnbuckle && $name != turnbuckle-cells ]]; then
+            continue
+        fi
+        remove_group "${directories[@]}"
     done
 }
 
 # shellcheck disable=SC2013 # names of namespaces and devices have no spaces
-# Namespaces of one lab or test share what stands before the first "-": as long as processes run in one of them, all stay.
+# Namespaces by the names that tests give (a lab is its user's: turnbuckle lab down). Those of one test share what stands
+# before the first "-": as long as processes run in one of them, all stay.
 clean_network() {
     command -v ip >/dev/null || return
     local name family names
-    names=$(ip netns list 2>/dev/null | awk '{ print $1 }' | grep -E '^(tb|turnbuckle)')
+    names=$(ip netns list 2>/dev/null | awk '{ print $1 }' | grep -E '^(tb[0-9]+|tbfp[0-9]+|tb(svc|prom)[0-9a-f]{6})(-|$)')
     for family in $(cut -d- -f1 <<<"$names" | sort -u); do
         is_left_over "$family" || continue
         for name in $(grep -xE "$family(-.*)?" <<<"$names"); do
@@ -83,20 +94,27 @@ clean_network() {
         for name in $(grep -xE "$family(-.*)?" <<<"$names"); do
             ip netns delete "$name" && say "removed namespace $name"
         done
-        rm -rf "/run/turnbuckle-lab/$family"
     done
-    for name in $(ip -brief link show type veth 2>/dev/null | awk '{ sub(/@.*/, "", $1); print $1 }' | grep -E '^(tb|turnbuckle)[0-9]'); do
+    for name in $(ip -brief link show type veth 2>/dev/null | awk '{ sub(/@.*/, "", $1); print $1 }' | grep -E '^tb[0-9]'); do
         # its peer goes with it
         is_left_over "$(grep -oE '^[a-z]+[0-9]+' <<<"$name")" && ip link delete "$name" 2>/dev/null && say "removed device $name"
     done
 }
 
-# Records of sandboxes (services/_host/sandbox/records.py) and state of tests, whose process has ended
+# value_of KEY FILE: of a JSON file of one line, a number or a text
+value_of() { sed -nE "s/.*\"$1\": *\"?([^\",}]*).*/\\1/p" "$2"; }
+
+# Records of sandboxes (services/_host/sandbox/records.py: RunRecord) whose owner has ended, once their control groups are
+# gone: those are found by them. Then the state of tests that have ended.
 clean_run() {
-    local file pid
+    local file mount
     for file in /run/turnbuckle/cells/*.json; do
-        pid=$(grep -oE '"pid": *[0-9]+' "$file" | grep -oE '[0-9]+')
-        [ -n "$pid" ] && ! [ -d "/proc/$pid" ] && rm -f "$file" && say "removed $file"
+        [ "$(value_of pid_namespace "$file")" = "$(readlink /proc/self/ns/pid)" ] || continue
+        ! [ -d "/proc/$(value_of pid "$file")" ] || continue
+        while read -r mount; do
+            ! [ -d "$mount/$(value_of root "$file")/$(value_of token "$file")" ] || continue 2
+        done < <(mounts_of_groups)
+        rm -f "$file" && say "removed $file"
     done
     for file in /run/turnbuckle-tbtest[0-9]*; do # state directories of Compose stacks
         is_left_over "${file##*turnbuckle-}" && rm -rf "$file" && say "removed $file"

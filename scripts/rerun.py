@@ -52,6 +52,7 @@ class RunReport:
     failures: tuple[Failure, ...]
     broken: str | None = None
     """Why there is nothing to run again: pytest did not run to its end, or a file could not be collected."""
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,15 @@ def read_run(report: Path, exit_code: int) -> RunReport:
     if files := uncollected(suite):
         return RunReport(0, (), f"could not be collected: {', '.join(files)}")
     failures = tuple(failures_of(suite))
-    ran = {node_id(case) for case in suite.iter("testcase") if case.find("skipped") is None}
-    passed = len(ran - {failure.test for failure in failures})
+    cases = list(suite.iter("testcase"))
+    ran = {node_id(case) for case in cases if case.find("skipped") is None}
+    broken = None if ran else "no test ran"
     if exit_code not in (_PASSED, _SOME_FAILED):
-        return RunReport(passed, failures, ended)
-    if bool(failures) != (exit_code == _SOME_FAILED):
-        return RunReport(passed, failures, f"pytest ended with {exit_code}, its report has {len(failures)} failures")
-    return RunReport(passed, failures, None if ran else "no test ran")
+        broken = ended
+    elif bool(failures) != (exit_code == _SOME_FAILED):
+        broken = f"pytest ended with {exit_code}, its report has {len(failures)} failures"
+    passed = len(ran - {failure.test for failure in failures})
+    return RunReport(passed, failures, broken, sum(case.find("skipped") is not None for case in cases))
 
 
 def run_alone(root: Path, test: str) -> str | None:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +25,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from scripts.host_parts import ROOMS, ROOT, Part, changed_files, differing, of_rooms, table
-from scripts.rerun import RunReport, read_run, run_alone, settle
+from scripts.rerun import RunReport, read_run, run_alone, say, settle
 
 CLEAN: Final = ROOT / "scripts" / "ci_clean.sh"
 INTERRUPTED: Final = 130
@@ -55,12 +54,6 @@ class Result:
         return f"== test-host: {self.part}: {counts}, {self.seconds:.0f} s"
 
 
-def say(text: str) -> None:
-    """Print at once: what follows may take minutes."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def clean() -> None:
     """Remove what killed runs have left. It fails never, and this goes on without it."""
     if CLEAN.exists():
@@ -72,7 +65,7 @@ def pytest_command(part: Part, marks: str | None, options: Sequence[str], direct
     return [
         *(sys.executable, "-m", "pytest", *part.files),
         *("-m", f"host and ({marks})" if marks else "host"),
-        *("-o", f"cache_dir={directory}/cache", "-o", "junit_family=xunit1", f"--junit-xml={directory}/report.xml"),
+        *("-o", f"cache_dir={directory}/cache", f"--junit-xml={directory}/report.xml"),
         *(("--numprocesses", "auto", "--dist", "loadfile") if part.spread else ()),
         *options,
     ]
@@ -103,13 +96,6 @@ def read_part(report: Path, code: int) -> RunReport:
     return replace(run, broken=None) if code in _NOTHING_FAILED else run
 
 
-def skipped_tests(report: Path) -> int:
-    """How many tests did not run because the machine lacks something."""
-    if not report.exists():
-        return 0
-    return sum(case.find("skipped") is not None for case in ET.parse(report).iter("testcase"))  # noqa: S314 - pytest's
-
-
 def run_part(part: Part, marks: str | None, options: Sequence[str]) -> Result:
     """Clean up, run a part, run what failed again alone, and print the part's line."""
     say(f"\n== test-host: {part.name}")
@@ -117,11 +103,10 @@ def run_part(part: Part, marks: str | None, options: Sequence[str]) -> Result:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="test-host-") as directory:
         code = run_pytest(pytest_command(part, marks, options, Path(directory)))
-        report = Path(directory) / "report.xml"
-        run, skipped = read_part(report, code), skipped_tests(report)
+        run = read_part(Path(directory) / "report.xml", code)
     outcome = settle(run, partial(run_alone, ROOT))
     flaky = tuple(failure.test for failure in outcome.flaky)
-    result = Result(part.name, outcome.passed, skipped, outcome.failed, flaky, time.monotonic() - began_s)
+    result = Result(part.name, outcome.passed, run.skipped, outcome.failed, flaky, time.monotonic() - began_s)
     say(result.line())
     return result
 

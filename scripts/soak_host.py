@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.host_parts import Part
-from scripts.rerun import RunReport
+from scripts.rerun import RunReport, say
 from scripts.run_host_parts import (
     add_choice,
     chosen_parts,
@@ -28,7 +28,6 @@ from scripts.run_host_parts import (
     pytest_command,
     read_part,
     run_pytest,
-    say,
 )
 
 

@@ -24,7 +24,7 @@ def entries() -> list[dict[str, Any]]:
     return list(tomllib.loads(FILE.read_text(encoding="utf-8"))["flaky"])
 
 
-def tests_of(file: Path) -> set[str]:
+def functions_of(file: Path) -> set[str]:
     """Names of the functions and methods of a test file, as node ids have them."""
     if not file.is_file():
         return set()
@@ -50,5 +50,5 @@ def faults(ledger: Sequence[Mapping[str, Any]], root: Path = ROOT) -> Iterator[s
         if len(str(entry.get("reason", "")).split()) < _LEAST_WORDS:
             yield f"{test}: the reason says too little"
         file, _, name = str(test).partition("::")
-        if name not in tests_of(root / file):
+        if name not in functions_of(root / file):
             yield f"{test}: there is no such test"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
+from tests.support.flaky_ledger import functions_of
 from tests.support.never_here import FILE, Impossible, is_never_here, main, never_here
 
 LISTED = [test for entry in never_here() for test in entry.tests]
@@ -19,8 +18,7 @@ def test_every_entry_has_a_reason(entry: Impossible) -> None:
 @pytest.mark.parametrize("node_id", LISTED)
 def test_a_listed_test_exists(node_id: str) -> None:
     file, _, name = node_id.partition("::")
-    tree = ast.parse((FILE.parents[1] / file).read_text(encoding="utf-8"))
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in functions_of(FILE.parents[1] / file)
 
 
 def test_every_case_of_a_listed_test_may_be_skipped_and_no_other_test() -> None:
