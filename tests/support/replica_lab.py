@@ -117,6 +117,8 @@ class Member:
         self.sleepers: list[tuple[float, asyncio.Future[None]]] = []
         self.reconnected: list[Callable[[], None]] = []
         self.frozen = self.holds_requests = self.holds_answers = self.holds_news = False
+        self.read_delay_s: Callable[[], float] = lambda: 0.0
+        """After which an answer to a read of a lease is handled."""
         self.owned: dict[str, int] = {}
         self.runtime = Runtime(
             AllocatorSettings.load({}, lease_store_outage_grace_s=lab.store_outage_grace_s),
@@ -173,6 +175,8 @@ class Member:
 
     async def get(self, key: str) -> Entry | None:
         entry: Entry | None = await self._ask(lambda: self.lab.store.entries.get(key))
+        if key.startswith(APP) and (late_s := self.read_delay_s()):
+            await self.sleep_until(self.monotonic() + late_s)
         return entry
 
     async def put(self, key: str, message: Any) -> int:

@@ -25,6 +25,8 @@ FORGET_REPLICA_S = 60.0
 """The heartbeat of a replica that has been dead for this long is deleted."""
 FORGET_LEASE_S = 3_600.0
 """A free lease of an unannounced application is deleted after this long."""
+READ_DUE_S = 1.0
+"""The lease of an application that should be this replica's, and is not, is read again after this long."""
 EPOCH_JUMP_MS = 3_600_000
 """Agents may know a newer epoch although this replica holds the lease, if the store lost its contents. Epochs begin as
 wall-clock milliseconds, so this exceeds any that is less than an hour ahead."""
@@ -199,10 +201,9 @@ class LeaseManager:
 
     def observe_lease(self, app: str, lease: StoredLease, now_s: float) -> None:
         """Record a lease from the watch. It may be late, so for a held lease it only causes a direct read."""
+        self._record(app, lease, now_s)
         holding = self._held.get(app)
-        if holding is None:
-            self._record(app, lease, now_s)
-        elif (lease.owner, lease.epoch) != (self.replica_id, holding.epoch):
+        if holding is not None and (lease.owner, lease.epoch) != (self.replica_id, holding.epoch):
             holding.contested = True
 
     def lease_read(self, app: str, lease: StoredLease, sent_s: float) -> None:
@@ -297,15 +298,18 @@ class LeaseManager:
     def swap_stored(self, swap: Swap, revision: int, now_s: float) -> None:
         """Record that a swap was stored."""
         app, lease = swap.app, StoredLease(swap.lease.owner, swap.lease.epoch, revision)
-        self._record(app, lease, now_s)
+        overtaken = revision < self.leases.get(app, NO_LEASE).revision  # swapped again before this answer came
+        if not overtaken:
+            self._record(app, lease, now_s)
         if lease.owner != self.replica_id:
             return
         confirmed = swap.generation == self._generation
         before = self._held.get(app)
         if before is not None and before.epoch == lease.epoch:  # reports about this epoch still count
             before.revision, before.confirmed = revision, confirmed
+            before.contested |= overtaken
             return
-        self._held[app] = _HeldLease(lease.epoch, revision, confirmed)
+        self._held[app] = _HeldLease(lease.epoch, revision, confirmed, contested=overtaken)
         self.acquired += 1
         self._changes.append(LeaseChange(app, lease.epoch))
 
@@ -367,7 +371,13 @@ class LeaseManager:
         if owner == self.replica_id or (mine and not owner) or app in self._needs_reread:
             return True
         peer = self._peers.get(owner)
-        return mine and (peer is None or now_s - peer.changed_s >= self.timeouts.ttl_s)
+        # The second: whoever is believed to own it. An answer that came late may have named a replica that has released
+        # it since, and a watch reports each revision once.
+        return mine and (
+            peer is None
+            or now_s - peer.changed_s >= self.timeouts.ttl_s
+            or now_s - self._read_s.get(app, -math.inf) >= READ_DUE_S
+        )
 
     def _confirm(self, app: str, holding: _HeldLease, wall_ms: int) -> Swap | None:
         if holding.stale_epoch:

@@ -149,6 +149,34 @@ def test_an_owner_that_lives_is_not_robbed(a):
     assert APP not in a.leases_to_read(10.2)
 
 
+def test_a_lease_that_is_due_is_read_again_whoever_is_believed_to_own_it(a):
+    """A read that was answered late told of a live owner, which had released it meanwhile: free, and due to a."""
+    own(a)
+    a.renewed(14.0, 14.0)
+    a.observe_heartbeat("b", 10, 14.0)
+    assert APP in a.leases_to_read(14.0)
+    a.observe_lease(APP, StoredLease("b", 2_000, 5), 14.01)
+    a.observe_lease(APP, StoredLease("", 2_000, 6), 14.01)
+    a.lease_read(APP, StoredLease("b", 2_000, 5), 14.0)
+    assert APP in a.leases_to_read(14.1), "older than what the watch has told"
+    a.lease_read(APP, StoredLease("b", 2_000, 6), 14.2)
+    a.renewed(15.1, 15.1)
+    a.observe_heartbeat("b", 11, 15.1)
+
+    assert APP in a.leases_to_read(15.3)
+
+
+def test_an_answer_to_a_swap_does_not_overwrite_what_is_newer(a):
+    a.lease_read(APP, StoredLease("", 5, 3), 10.0)
+    swap = a.swap(APP, 10.0, WALL_MS)
+    a.observe_lease(APP, StoredLease("b", 2_000, 5), 10.1)
+
+    a.swap_stored(swap, 4, 10.2)
+
+    assert a.leases[APP].revision == 5
+    assert APP in a.leases_to_read(10.2)
+
+
 def test_an_unknown_owner_gets_its_time_to_live(a):
     a.observe_lease(APP, StoredLease("c", 5, 2), 10.0)
     for now_s, expected in ((10.0, None), (11.9, None), (12.1, StoredLease("a", WALL_MS, 2))):

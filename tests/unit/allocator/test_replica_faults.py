@@ -131,6 +131,26 @@ def test_messages_and_replicas_that_come_late_never_make_two_decide(seed):
         lab.close()
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_an_application_has_an_owner_again_where_reads_were_answered_late_after_a_freeze(seed):
+    """The watch may tell of a newer lease before the answer to an earlier read comes, and tells each revision once."""
+    chance, lab = Random(seed), ReplicaLab(apps=set(APPS))
+    try:
+        for _ in range(3):
+            lab.start()
+        lab.live(RECOVERY_S)
+        calm_s = lab.loop.now_s + 25.0
+        for member in lab.members:
+            member.read_delay_s = lambda: chance.choice((0.0, 0.0, 0.05, 0.15)) if lab.loop.now_s < calm_s else 0.0
+        while lab.loop.now_s < calm_s:
+            for member in lab.members:
+                member.frozen = chance.random() < 0.3
+            lab.live(chance.choice((1.0, 3.0, 5.0)))
+        calm(lab)
+    finally:
+        lab.close()
+
+
 @pytest.fixture
 def lab():
     lab = ReplicaLab(apps={f"app{number}" for number in range(12)})
