@@ -13,7 +13,7 @@ from schemas.aggregations import Aggregation, AggregatorInfo
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.kubeoperator import PodSelectors
-from schemas.leases import Lease
+from schemas.leases import Heartbeat, Lease, Members
 from schemas.message import ColumnarMessage, Message
 from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
@@ -28,7 +28,7 @@ TYPE_KEY: Final = "type"
 VERSION_KEY: Final = "schema_version"
 
 _ON_NO_CHANNEL: Final = (
-    *(Aggregation, AggregatorInfo, AppSpec, JobSpec, Lease, NodeInfo, PodSelectors),
+    *(Aggregation, AggregatorInfo, AppSpec, Heartbeat, JobSpec, Lease, Members, NodeInfo, PodSelectors),
     *(MemoryHostInfo, QueryError, ReconcilerInfo, RunnerInfo, TrainingGeneration),
 )
 """Values of KV buckets, and the reply to a failed request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -76,6 +76,9 @@ class LimitUpdate(ColumnarMessage):
         return self
 
 
+UNTOLD_EPOCHS_MS: Final = 3_600_000
+
+
 class LimitReply(ColumnarMessage):
     """Outcome of a LimitUpdate and current limits; sent when every row is done, after at most one period.
 
@@ -93,6 +96,8 @@ class LimitReply(ColumnarMessage):
     """Why the whole update was rejected (wrong incarnation, not managed), or None."""
     stale_apps: tuple[str, ...] = ()
     """Applications that belong to a newer epoch."""
+    stale_epochs: tuple[Count, ...] = ()
+    """Per application in `stale_apps`: that epoch. Empty: an agent of a version that does not tell it."""
     inventory_complete: bool = True
     """Whether every source of containers of the node (Docker Engine, container runtime, ...) has answered since the
     agent's start, or timed out. False: a container that is not listed here may still exist."""
@@ -113,8 +118,19 @@ class LimitReply(ColumnarMessage):
     limit_update_seq: Annotated[Int64Column, renamed("limit_update_seq", "order_seq")]
     status: UInt8Column
 
+    def newer_epochs(self) -> dict[str, int]:
+        """The applications in `stale_apps` with their epochs: at least one above the update's.
+
+        Where the agent does not tell them, an hour above: epochs begin as milliseconds of a wall clock, so this exceeds
+        any that is less ahead.
+        """
+        told = self.stale_epochs or (self.epoch + UNTOLD_EPOCHS_MS,) * len(self.stale_apps)
+        return {app: max(epoch, self.epoch + 1) for app, epoch in zip(self.stale_apps, told, strict=True)}
+
     @model_validator(mode="after")
     def _check_reserves(self) -> Self:
+        if self.stale_epochs and len(self.stale_epochs) != len(self.stale_apps):
+            raise ValueError("the newer epochs of a reply are one per stale application")
         lengths = {len(self.reserve_given_bytes), len(self.reserve_used_bytes), len(self.reserve_update_seq)}
         if lengths != {len(self.apps)}:
             raise ValueError("the reserves of a reply are one per application")

@@ -49,7 +49,7 @@ class AppState(Message):
     """Part of the held memory: the nodes' reserves."""
     epoch: int = 0
     owner: str = ""
-    """The allocator replica that holds its lease; empty: none. Only it knows containers and capacity."""
+    """The allocator replica that decides for it; empty: none. Only it knows containers and capacity."""
     containers: tuple[ContainerState, ...]
 
 
@@ -60,8 +60,14 @@ class StateReply(Message):
     epoch: int
     steps: int
     superseded: bool
-    """Whether the replying replica has lost its lease."""
+    """Whether the replying replica may not decide at present."""
     replica: str = ""
+    members: tuple[str, ...] = ()
+    """The replicas that share the applications, as the replying one knows them."""
+    members_epoch: int = 0
+    """Epoch of their record, which rises with every change."""
+    members_since_ns: int = 0
+    """When the record was written, by its writer's clock, ns since 1970."""
     apps: tuple[AppState, ...]
 
 

@@ -160,7 +160,7 @@ STREAMS: Final = (
 )
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
-LEASES: Final = BucketSpec("leases", "live allocator replicas, and the lease of each application: owner and epoch")
+LEASES: Final = BucketSpec("leases", "the allocator replicas that share the applications, and their heartbeats")
 NODES: Final = BucketSpec("nodes", "registration of each node's agent, renewed by heartbeats", ttl_s=30.0)
 RECONCILERS: Final = BucketSpec("reconcilers", "registration of each node's reconciler, as in nodes", ttl_s=30.0)
 POD_SELECTORS: Final = BucketSpec("pod_selectors", "which pods join which application, as Kubernetes declares it")

@@ -290,7 +290,13 @@ _METRICS: Final = (
     ),
     MetricSpec("turnbuckle_agent_drifts_total", "counter", "limits or OOM settings that were modified externally"),
     MetricSpec("turnbuckle_allocator_applications", "gauge", "applications that are announced"),
-    MetricSpec("turnbuckle_allocator_owned_applications", "gauge", "applications whose lease this replica holds"),
+    MetricSpec("turnbuckle_allocator_owned_applications", "gauge", "applications that this replica decides for"),
+    MetricSpec(
+        "turnbuckle_allocator_ownerless_applications",
+        "gauge",
+        "announced applications that no member can serve, as this replica knows",
+    ),
+    MetricSpec("turnbuckle_allocator_members", "gauge", "replicas that share the applications, as this one knows"),
     MetricSpec("turnbuckle_allocator_containers", "gauge", "containers that agents report, admitted or not"),
     MetricSpec(
         "turnbuckle_allocator_refused_containers",
@@ -305,13 +311,17 @@ _METRICS: Final = (
     ),
     MetricSpec("turnbuckle_allocator_memory_requests_total", "counter", "requests to refill a node's reserve"),
     MetricSpec("turnbuckle_allocator_refused_memory_requests_total", "counter", "such requests that were denied"),
-    MetricSpec("turnbuckle_allocator_takeovers_total", "counter", "leases acquired, new applications included"),
+    MetricSpec("turnbuckle_allocator_takeovers_total", "counter", "applications acquired, new ones included"),
     MetricSpec(
         "turnbuckle_allocator_nodes_not_reported",
         "gauge",
         "nodes that have to report before any limit of an acquired application is raised",
     ),
-    MetricSpec("turnbuckle_allocator_lost_leases_total", "counter", "leases lost to another replica"),
+    MetricSpec(
+        "turnbuckle_allocator_lost_applications_total",
+        "counter",
+        "applications lost since other replicas had removed this one",
+    ),
     MetricSpec(
         "turnbuckle_allocator_failed_renewals_total", "counter", "heartbeats of this replica that could not be stored"
     ),

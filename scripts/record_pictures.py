@@ -23,7 +23,7 @@ from schemas.streams import LEASES
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
 from services.cli.apps.live_view import render
-from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
+from services.cli.apps.subscriptions import members_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
@@ -41,7 +41,7 @@ async def _watch() -> list[str]:
     frames: list[str] = []
     async with connected(BusOptions(servers=(f"nats://127.0.0.1:{PORT}",))) as bus:
         await subscribe_sinks(bus, lambda: (state,), "demo")
-        async with bus.bucket(LEASES).watch(lease_watcher(state)):
+        async with bus.bucket(LEASES).watch(members_watcher(state)):
             while len(frames) < FRAMES:
                 await asyncio.sleep(FRAME_S)
                 frames.append(_frame(state, len(frames)))

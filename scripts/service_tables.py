@@ -54,7 +54,7 @@ _ROLES: Final = {
 """A process that has a user of its own is told apart within its service's page."""
 _KEYS: Final = {
     APPS: "app",
-    LEASES: "`replica.<id>`, `app.<name>`",
+    LEASES: "`members`, `replica.<id>`",
     NODES: "node",
     RECONCILERS: "node",
     POD_SELECTORS: "`kubernetes`",

@@ -22,7 +22,7 @@ from schemas.apps import AppSpec
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
 from schemas.containers import NodeInfo
 from schemas.kubeoperator import PodSelectors
-from schemas.leases import Lease
+from schemas.leases import Members
 from schemas.message import Message
 from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
@@ -62,7 +62,7 @@ SCHEMA_REF: Final = "#/components/schemas/{model}"
 _INBOX: Final = "The requester's inbox, taken from the request's reply subject."
 BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {
     APPS.name: AppSpec,
-    LEASES.name: Lease,
+    LEASES.name: Members,
     NODES.name: NodeInfo,
     RECONCILERS.name: ReconcilerInfo,
     POD_SELECTORS.name: PodSelectors,

@@ -19,7 +19,7 @@ from schemas.kubeoperator import (
     PodSelector,
     PodSelectors,
 )
-from schemas.leases import Lease
+from schemas.leases import Heartbeat, Lease, Members
 from schemas.limits import LimitDecisions, LimitReply, LimitsApplied, LimitUpdate
 from schemas.message import ColumnType, Message
 from schemas.network import (
@@ -159,6 +159,8 @@ _DECIDED: Final = LimitDecisions.build(
 _LIMITS: Final[tuple[Message, ...]] = (
     _SPEC,
     Lease(owner="allocator-1 host-3", epoch=4, time_ns=_NOW),
+    Members(epoch=4, previous=3, replicas=("host-3-5e0f1a", "host-4-91c2aa"), unable={}, time_ns=_NOW),
+    Heartbeat(replica="host-3-5e0f1a", epoch=4, time_ns=_NOW),
     NodeInfo(
         node=_NODE,
         incarnation=_BORN,

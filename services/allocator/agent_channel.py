@@ -12,7 +12,6 @@ from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS, SubjectError
 from services._runtime.bus.api import Bus, BusError, Delivery, PendingReply, Responder, Subscription
 from services._runtime.service.app import Runtime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.leases.lease_manager import LeaseManager
 from services.allocator.settings import AllocatorSettings
 from services.allocator.state.budget import StepTime
 
@@ -60,6 +59,20 @@ class BatchInbox:
             await self.unsubscribe(app)
             raise
         if self._subscriptions.get(app) is not subscriptions:  # unsubscribed meanwhile
+            await _stop(subscriptions)
+
+    async def try_to_subscribe(self, app: str) -> None:
+        """Find out whether an application could be subscribed to; nothing that arrives is answered.
+
+        Raises:
+            BusError: it cannot be.
+        """
+        subscriptions: list[Subscription] = []
+        try:
+            for subject in (CFS.pattern(self._bus.root, app=app), MEMORY_REQUESTS.subject(self._bus.root, app=app)):
+                subscription = await self._bus.subscribe(subject, _ignore)
+                subscriptions.append(subscription)
+        finally:
             await _stop(subscriptions)
 
     def unsubscribe(self, app: str) -> Coroutine[None, None, None]:
@@ -111,7 +124,7 @@ class UpdateSender:
         allocation: AllocationCycle,
         time: Callable[[], StepTime],
         on_reply: Callable[[], None],
-        leases: LeaseManager,
+        may_act: Callable[[], bool],
     ) -> None:
         """Deliver for one replica.
 
@@ -120,7 +133,7 @@ class UpdateSender:
             allocation: that made the updates.
             time: current time.
             on_reply: called soon after replies, once for those that come close together.
-            leases: say whether this replica may still act as an owner; asked when an update goes out.
+            may_act: says whether this replica may still act as an owner; asked when an update goes out.
         """
         self.sent = 0
         self.lost = 0
@@ -128,7 +141,7 @@ class UpdateSender:
         self._allocation = allocation
         self._step_time = time
         self._on_reply = on_reply
-        self._leases = leases
+        self._may_act = may_act
         self._outstanding = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -147,7 +160,7 @@ class UpdateSender:
     def _send(self, update: LimitUpdate) -> PendingReply | None:
         """None: not sent."""
         # Else an update decided before SIGSTOP could go out after it.
-        if not self._leases.may_decide(self._runtime.clock.monotonic()):
+        if not self._may_act():
             return None
         bus = self._runtime.bus
         subject = LIMIT_UPDATES.subject(bus.root, node=update.node)
@@ -201,6 +214,10 @@ class UpdateSender:
             self._timer.cancel()
             self._timer = None
         self._on_reply()
+
+
+def _ignore(_delivery: Delivery) -> None:
+    """Take nothing."""
 
 
 async def _stop(subscriptions: list[Subscription]) -> None:

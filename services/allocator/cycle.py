@@ -131,9 +131,9 @@ class AllocationCycle:
         """Epoch of an application; 0: not owned."""
         return self.leases.epochs.get(app, 0)
 
-    def drain_lost(self) -> set[str]:
-        """Release the applications of which an agent has reported a newer epoch; returns them."""
-        lost = set(self.leases.lost)
+    def drain_lost(self) -> dict[str, int]:
+        """Release the applications of which an agent has reported a newer epoch; returns them with that epoch."""
+        lost = dict(self.leases.lost)
         for app in lost:
             self.release(app)
         return lost
@@ -188,9 +188,9 @@ class AllocationCycle:
         node = self.cluster.node_index(reply.node)
         if node is None or self.cluster.nodes[node].incarnation != reply.incarnation or reply.rejection is not None:
             return
-        stale = set(reply.stale_apps).intersection(claimed)
+        stale = {app: epoch for app, epoch in reply.newer_epochs().items() if app in claimed}
         if stale:
-            self.leases.lost |= stale
+            self.leases.lost |= {app: max(epoch, self.leases.lost.get(app, 0)) for app, epoch in stale.items()}
             self._table = None
             return
         self.cluster.nodes[node].record_headroom(reply)

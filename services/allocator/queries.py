@@ -23,7 +23,7 @@ from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock
 from services.allocator.cycle import AllocationCycle
 from services.allocator.explain import explanations, summary
-from services.allocator.leases.membership import Membership
+from services.allocator.ownership.membership import Membership
 from services.allocator.state.budget import committed_limits
 
 
@@ -66,7 +66,7 @@ class Queries:
             return _bad_request(request)
         if request.app not in self._allocation.cluster.specs:
             return self._unknown(request.app)
-        if self._membership.leases.owner(request.app) == self._membership.id:
+        if self._membership.owner(request.app) == self._membership.id:
             return await self.own_explain(delivery)
         owner = self._owner_elsewhere(request.app)
         if not owner:
@@ -75,7 +75,7 @@ class Queries:
 
     def _owner_elsewhere(self, app: str) -> str:
         """Owner of an application if another replica; empty: none known."""
-        owner = self._membership.leases.owner(app)
+        owner = self._membership.owner(app)
         return "" if owner == self._membership.id else owner
 
     # -- this replica --------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Queries:
         request = delivery.message
         if not isinstance(request, StateRequest):
             return _bad_request(request)
-        states = self._own_states(sorted(self._membership.leases.held) if request.app is None else [request.app])
+        states = self._own_states(sorted(self._membership.held) if request.app is None else [request.app])
         if request.app is not None and not states:
             return _no_owner(request.app)
         return self._reply(list(states.values()))
@@ -120,8 +120,11 @@ class Queries:
         return StateReply(
             epoch=max((state.epoch for state in states), default=0),
             steps=self._allocation.step_count,
-            superseded=not self._membership.leases.may_decide(self._clock.monotonic()),
+            superseded=not self._membership.may_act(),
             replica=self._membership.id,
+            members=self._membership.view.record.replicas,
+            members_epoch=self._membership.view.record.epoch,
+            members_since_ns=self._membership.view.record.time_ns,
             apps=tuple(states),
         )
 

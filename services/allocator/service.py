@@ -1,4 +1,4 @@
-"""Allocator service: leases, batches in, one vectorised step, limit updates and decisions out."""
+"""Allocator service: ownership, batches in, one vectorised step, limit updates and decisions out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, drop
 from services.allocator import app_metrics
 from services.allocator.agent_channel import BatchInbox, UpdateSender
 from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
-from services.allocator.leases.membership import Callbacks, Membership
+from services.allocator.ownership.membership import Callbacks, Membership
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
 from services.allocator.state.budget import StepTime
@@ -52,10 +52,10 @@ class Allocator:
         self._clock = runtime.clock
         self._log = runtime.log
         self._allocation = allocation = AllocationCycle(int(self._settings.warm_up_s * 1e9))
-        self._membership = Membership(runtime, Callbacks(self._acquire, self._release))
         expected = partial(getattr, allocation.cluster, "group_count")
         self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, expected)
-        self._sender = UpdateSender(runtime, allocation, self._step_time, self._after_replies, self._membership.leases)
+        self._membership = Membership(runtime, Callbacks(self._acquire, self._release, self._inbox.try_to_subscribe))
+        self._sender = UpdateSender(runtime, allocation, self._step_time, self._after_replies, self._may_decide)
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
         self._queries = Queries(allocation, self._membership, self._clock, self._history)
         self._subscriptions: list[Subscription] = []
@@ -71,7 +71,7 @@ class Allocator:
         for bucket, take in ((NODES, self._on_node_entry), (APPS, self._on_app_entry)):
             listed = asyncio.Event()
             self._runtime.spawn(self._watch(bucket, take, listed), name=f"bucket {bucket.name}")
-            await listed.wait()  # an acquired lease needs the specs and nodes
+            await listed.wait()  # an acquired application needs the specs and nodes
         replica, root = self._membership.id, self._bus.root
         self._subscriptions = [
             await self._bus.serve(REPLICA_STATE.subject(root, replica=replica), self._queries.own_state),
@@ -88,7 +88,7 @@ class Allocator:
         self._log.info("allocator_started", replica=replica)
 
     async def stop(self) -> None:
-        """Stop deciding and release the leases; limits stay as they are."""
+        """Hand the applications over and stop deciding; limits stay as they are."""
         await self._membership.stop()
         self._sender.stop()
         await self._inbox.stop()
@@ -113,10 +113,10 @@ class Allocator:
         self._runtime.spawn(self._inbox.unsubscribe(app), name=f"ignore {app}")
 
     def _release_lost(self) -> None:
-        """Release applications of which an agent knows a newer epoch; their leases are read again."""
-        for app in self._allocation.drain_lost():
-            self._log.warning("stale_epoch", app=app, epoch=self._membership.leases.held.get(app))
-            self._membership.report_stale_epoch(app)
+        """Release applications of which an agent knows a newer epoch; the members' record is read again."""
+        for app, epoch in self._allocation.drain_lost().items():
+            self._log.warning("stale_epoch", app=app, epoch=self._membership.held.get(app), newer_epoch=epoch)
+            self._membership.report_newer_epoch(app, epoch)
 
     # -- the step ----------------------------------------------------------------------------------------------
 
@@ -134,8 +134,8 @@ class Allocator:
             self._order(self._allocation.fences_due(self._step_time()))
 
     def _may_decide(self) -> bool:
-        """Whether this replica may decide for what it holds: its heartbeat was renewed in time."""
-        return self._membership.leases.may_decide(self._clock.monotonic())
+        """Whether this replica may decide for what it owns: it is a member, and has read and said so in time."""
+        return self._membership.may_act()
 
     def _step_time(self, *, reclaim: bool = False) -> StepTime:
         return StepTime(
@@ -214,7 +214,7 @@ class Allocator:
         return reply
 
     def _require_ownership(self, app: str) -> None:
-        if not self._may_decide() or app not in self._membership.leases.held:
+        if not self._may_decide() or app not in self._membership.held:
             raise RequestRefusedError(503, f"{app} has no owner at present: retry")
 
     # -- applications and nodes --------------------------------------------------------------------------------
@@ -239,14 +239,12 @@ class Allocator:
         message = entry.message if entry is not None else None
         if entry is not None and not (isinstance(message, AppSpec) and message.name == app):
             self._log.warning("spec_rejected", app=app, remedy="announce it again with `turnbuckle apply`")
+            if app not in self._allocation.cluster.specs:  # others may be able to read it
+                self._membership.set_able(app, able=False)
             return
+        self._membership.set_able(app, able=True)
         if isinstance(message, AppSpec):
             self._allocation.set_spec(app, message)
-            epoch = self._membership.leases.held.get(app)
-            if epoch is not None and not self._allocation.epoch_of(
-                app
-            ):  # withdrawn and announced again before the lease was released
-                self._allocation.acquire(app, epoch, self._clock.monotonic_ns())
         else:
             updates = self._allocation.withdraw(app, self._step_time())
             self._order(updates if self._may_decide() else ())
@@ -309,7 +307,9 @@ class Allocator:
         cluster, allocation, membership = self._allocation.cluster, self._allocation, self._membership
         for name, read in {
             "applications": lambda: len(cluster.specs),
-            "owned_applications": lambda: len(membership.leases.held),
+            "owned_applications": lambda: len(membership.held),
+            "ownerless_applications": membership.ownerless,
+            "members": lambda: len(membership.view.record.replicas),
             "containers": lambda: cluster.rows.count,
             "refused_containers": lambda: len(allocation.refusals),
             "steps_total": lambda: allocation.step_count,
@@ -318,8 +318,8 @@ class Allocator:
             "unacknowledged_limit_updates_total": lambda: self._sender.lost,
             "memory_requests_total": lambda: self.memory_requests,
             "refused_memory_requests_total": lambda: self.refused_memory_requests,
-            "takeovers_total": lambda: membership.leases.acquired,
-            "lost_leases_total": lambda: membership.leases.lost,
+            "takeovers_total": lambda: membership.acquired,
+            "lost_applications_total": lambda: membership.lost,
             "failed_renewals_total": lambda: membership.failed_renewals,
             "out_of_order_batches_total": lambda: cluster.counts.out_of_order,
             "stale_batches_total": lambda: cluster.counts.stale,

@@ -14,6 +14,7 @@ import numpy as np
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
+from schemas.leases import Members
 from schemas.limits import LimitDecisions
 from schemas.message import ROW_SEPARATOR
 from schemas.queries import AppState
@@ -61,6 +62,7 @@ class LiveState:
 
     def __init__(self) -> None:
         self._apps: dict[str, AppTotals] = {}
+        self._members = Members()
         self._groups: dict[tuple[str, str], ContainerGroup] = {}
         self._slots: dict[tuple[str, str], Array] = {}
         self._reasons: dict[tuple[str, str], dict[str, str]] = {}
@@ -98,14 +100,16 @@ class LiveState:
     def announce(self, name: str, spec: AppSpec | None) -> None:
         """Set an application's limits, as the `apps` bucket holds them; None: withdrawn."""
         app = self._app(name)
-        app.announced = spec is not None
+        app.announced, app.owner = spec is not None, "" if spec is None else self._members.owner(name)
         if spec is not None:
             app.mode, app.policy = spec.mode, spec.policy
             app.cpu_limit_us, app.memory_limit_bytes = spec.cpu_limit_us, int(spec.memory_limit)
 
-    def set_owner(self, name: str, owner: str) -> None:
-        """Set the allocator replica that has an application's lease; empty: none."""
-        self._app(name).owner = owner
+    def set_members(self, members: Members) -> None:
+        """Set the allocator's replicas: each application's owner follows."""
+        self._members = members
+        for name, app in self._apps.items():
+            app.owner = members.owner(name) if app.announced else ""
 
     def seed(self, state: AppState) -> None:
         """Set the pools from the allocator's reply, so that they are known before the first decision."""
@@ -201,8 +205,7 @@ class LiveState:
             if app.announced or name in present:
                 yield Change(f"app/{name}", console_message("App", **asdict(app)))
                 continue
-            if not app.owner:
-                del self._apps[name]
+            del self._apps[name]
             self._totals.release([name])
             yield Change(f"app/{name}", console_message("Gone", app=name, node=""), removed=True)
 

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.codec import CodecError, encode
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Members
 from schemas.limits import LimitDecisions
 from schemas.message import Message
 from schemas.network import NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
@@ -144,12 +144,11 @@ class BusSource:
         elif isinstance(entry.message, AppSpec):
             self.live.announce(key, entry.message)
 
-    def lease(self, key: str, entry: Entry | None) -> None:
-        """Take a change of the bucket `leases`, whose ``app.<name>`` holds an application's owner."""
-        kind, _, name = key.partition(".")
-        if kind == "app":
-            lease = None if entry is None else entry.message
-            self.live.set_owner(name, lease.owner if isinstance(lease, Lease) else "")
+    def members(self, key: str, entry: Entry | None) -> None:
+        """Take a change of the bucket `leases`, which holds the allocator's replicas."""
+        if key == MEMBERS_KEY:
+            members = None if entry is None else entry.message
+            self.live.set_members(members if isinstance(members, Members) else Members())
 
     async def tick(self) -> None:
         """Once a second, send what has changed."""
@@ -312,7 +311,7 @@ async def follow_bus(bus: NatsBus, hub: Hub) -> AsyncIterator[BusSource]:
             for subject in stream.subjects(bus.root):
                 stack.push_async_callback((await bus.subscribe(subject, source.event)).stop)
         await stack.enter_async_context(bus.bucket(APPS).watch(source.application))
-        await stack.enter_async_context(bus.bucket(LEASES).watch(source.lease))
+        await stack.enter_async_context(bus.bucket(LEASES).watch(source.members))
         tasks = [asyncio.create_task(task) for task in (source.replay_history(), source.poll(), source.tick())]
         try:
             yield source

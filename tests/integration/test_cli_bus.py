@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.apps import AppSpec
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Heartbeat, Members
 from schemas.oom import OomKind
 from schemas.queries import AppState, ContainerState, ExplainReply, Explanation, StateReply
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
@@ -226,7 +226,7 @@ async def test_top_of_an_application_that_is_not_there_names_those_that_are(stre
 
 
 async def test_top_hears_of_memory_events_and_owners(stream: NatsBus) -> None:
-    await stream.bucket(LEASES).put("app.shop", Lease(owner="r1", epoch=9, time_ns=0))
+    await stream.bucket(LEASES).put(MEMBERS_KEY, Members(epoch=9, replicas=("r1",)))
     task = asyncio.create_task(storing_facts(stream))
     code, out, _ = await until_shown(stream, "granted 32 MiB", "top", "--once", "--json")
     task.cancel()
@@ -374,11 +374,12 @@ async def test_events_older_than_asked_for_are_left_out(bus: NatsBus) -> None:
 async def test_the_doctor_sees_replicas_that_renew_their_entries(bus: NatsBus) -> None:
     async def beat() -> None:
         while True:
-            await bus.bucket(LEASES).put("replica.r1", Lease(owner="r1", epoch=0, time_ns=time.time_ns()))
+            await bus.bucket(LEASES).put("replica.r1", Heartbeat(replica="r1", epoch=1, time_ns=time.time_ns()))
             await asyncio.sleep(0.1)
 
-    for key, owner in (("replica.r2", "r2"), ("app.shop", "r1"), ("app.lost", "r2")):
-        await bus.bucket(LEASES).put(key, Lease(owner=owner, epoch=1, time_ns=0))
+    await bus.bucket(LEASES).put("replica.r2", Heartbeat(replica="r2", epoch=1, time_ns=0))
+    unable = {"shop": ("r2",), "lost": ("r1",)}
+    await bus.bucket(LEASES).put(MEMBERS_KEY, Members(epoch=1, replicas=("r1", "r2"), unable=unable))
     for name in ("shop", "lost"):
         await bus.bucket(APPS).put(name, AppSpec.model_validate({"name": name, "cpu_limit": 2, "memory_limit": "1GiB"}))
     task = asyncio.create_task(beat())

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from schemas.cfs import CfsBatch
 from schemas.codec import CodecError, decode
 from schemas.containers import NodeInfo
-from schemas.leases import Lease
+from schemas.leases import Members
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.message import ColumnarMessage, Message
 from schemas.permissions import INBOX
 from schemas.streams import LEASES, NODES
-from schemas.subjects import CFS, LIMIT_UPDATES, untoken
+from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import Bus
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_tap import tap
@@ -130,10 +130,10 @@ def _batch(batch: Message, _subject: str) -> str:
     return f"{head}{inventory}: {_rows(batch, 'used_us', 'quota_us', 'memory_limit_bytes', 'limit_update_seq')}"
 
 
-def _lease(lease: Message, subject: str) -> str | None:
-    assert isinstance(lease, Lease)
-    kind, _, app = untoken(subject.rpartition(".")[2]).partition(".")
-    return f"lease of {app}: {lease.owner or 'free'} epoch {lease.epoch}" if kind == "app" else None
+def _members(members: Message, _subject: str) -> str:
+    assert isinstance(members, Members)
+    unable = "".join(f", {app} not by {' '.join(names)}" for app, names in members.unable.items())
+    return f"members epoch {members.epoch} after {members.previous}: {', '.join(members.replicas)}{unable}"
 
 
 def _node(node: Message, _subject: str) -> str:
@@ -146,6 +146,6 @@ _DESCRIBE: Final[dict[type[Message], Callable[[Message, str], str | None]]] = {
     LimitUpdate: _order,
     LimitReply: _reply,
     CfsBatch: _batch,
-    Lease: _lease,
+    Members: _members,
     NodeInfo: _node,
 }

@@ -14,7 +14,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.codec import MESSAGE_TYPES
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, LimitWriter, NodeInfo
-from schemas.leases import Lease
+from schemas.leases import Heartbeat, Lease, Members
 from schemas.limits import LimitDecisions, LimitReply, LimitsApplied, LimitUpdate
 from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
 from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
@@ -339,6 +339,16 @@ _BY_HAND: dict[type[Message], st.SearchStrategy[Message]] = {
     ExplainReply: _explanations(),
     ExplainRequest: st.builds(ExplainRequest, app=TEXT, container=st.none() | TEXT, last=INT64),
     Lease: st.builds(Lease, owner=TEXT, epoch=COUNT, time_ns=COUNT),
+    Heartbeat: st.builds(Heartbeat, replica=TEXT, epoch=COUNT, time_ns=COUNT),
+    Members: st.builds(
+        Members,
+        rule=TEXT,
+        epoch=COUNT,
+        previous=COUNT,
+        replicas=st.lists(TEXT, max_size=3).map(tuple),
+        unable=st.dictionaries(TEXT, st.lists(TEXT, max_size=2).map(tuple), max_size=2),
+        time_ns=COUNT,
+    ),
     LimitDecisions: tables(
         LimitDecisions,
         app=TEXT,

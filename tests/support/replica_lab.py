@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Members
 from services._runtime.bus.api import BusUnavailableError, Entry, RevisionConflictError
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import get_logger
 from services._runtime.telemetry.telemetry import Telemetry
-from services.allocator.leases.membership import APP, Callbacks, Membership
+from services.allocator.ownership.membership import Callbacks, Membership
 from services.allocator.settings import AllocatorSettings
 
 STEP_S = 0.05
@@ -38,27 +39,23 @@ class Store:
         self.entries: dict[str, Entry] = {}
         self.revision = 0
         self.writes: list[tuple[float, Entry]] = []
-        self.epochs: dict[str, int] = {}
         self.watchers: list[Member] = []
 
     def write(self, key: str, message: Any, now_s: float) -> int:
         self.revision += 1
         entry = Entry(key, message, self.revision)
-        before = self.entries.get(key)
-        self.entries[key] = entry
-        if key.startswith(APP):
+        if key == MEMBERS_KEY:
             self.writes.append((now_s, entry))
-            self._check_epoch(key, message, before.message if before else None)
+            assert message.epoch > self.record().epoch, (message, self.record())
+        self.entries[key] = entry
         for member in self.watchers:
             member.news.append((key, entry))
         return self.revision
 
-    def _check_epoch(self, key: str, lease: Lease, before: Any) -> None:
-        """It rises with every owner, and never falls."""
-        newest = self.epochs.get(key, 0)
-        same = before is not None and (before.owner, before.epoch) == (lease.owner, lease.epoch)
-        assert lease.epoch > newest if lease.owner and not same else lease.epoch == newest, (key, lease, newest)
-        self.epochs[key] = lease.epoch
+    def record(self) -> Members:
+        """The members' record; an unreadable one is as none."""
+        entry = self.entries.get(MEMBERS_KEY)
+        return entry.message if entry is not None and isinstance(entry.message, Members) else Members()
 
     def remove(self, key: str) -> None:
         if self.entries.pop(key, None):
@@ -116,9 +113,11 @@ class Member:
         self.on_news: Callable[[str, Entry | None], None] | None = None
         self.sleepers: list[tuple[float, asyncio.Future[None]]] = []
         self.reconnected: list[Callable[[], None]] = []
+        self.unservable: set[str] = set()
+        """Applications whose subjects it cannot subscribe to."""
         self.frozen = self.holds_requests = self.holds_answers = self.holds_news = False
         self.read_delay_s: Callable[[], float] = lambda: 0.0
-        """After which an answer to a read of a lease is handled."""
+        """After which an answer to a read of the record is handled."""
         self.owned: dict[str, int] = {}
         self.runtime = Runtime(
             AllocatorSettings.load({}, lease_store_outage_grace_s=lab.store_outage_grace_s),
@@ -127,19 +126,24 @@ class Member:
             Telemetry(),
             get_logger("replica"),
         )  # type: ignore[arg-type]
-        self.replicas = Membership(self.runtime, Callbacks(self._own, self._disown), name)
+        self.replicas = Membership(self.runtime, Callbacks(self._own, self._disown, self._try_to_serve), name)
 
     async def _own(self, app: str, epoch: int) -> None:
         assert epoch > self.owned.get(app, 0)
         self.owned[app] = epoch
+        await self._try_to_serve(app)
+
+    async def _try_to_serve(self, app: str) -> None:
+        if app in self.unservable:
+            raise BusUnavailableError("no subscription")
 
     def _disown(self, app: str) -> None:
-        del self.owned[app]
+        self.owned.pop(app, None)
 
     @property
     def deciding(self) -> dict[str, int]:
         """What it would decide about now."""
-        return self.owned if self.replicas.leases.may_decide(self.monotonic()) else {}
+        return self.owned if self.replicas.may_act() else {}
 
     # -- clock --
 
@@ -175,7 +179,7 @@ class Member:
 
     async def get(self, key: str) -> Entry | None:
         entry: Entry | None = await self._ask(lambda: self.lab.store.entries.get(key))
-        if key.startswith(APP) and (late_s := self.read_delay_s()):
+        if key == MEMBERS_KEY and (late_s := self.read_delay_s()):
             await self.sleep_until(self.monotonic() + late_s)
         return entry
 
@@ -211,7 +215,7 @@ class Member:
 
 @dataclass
 class ReplicaLab:
-    """Everything moves by `live`. Checked all the time: nobody decides for an application that another decides for."""
+    """Everything moves by `live`. Checked all the time: no two decide for an application in one epoch."""
 
     store: Store = field(default_factory=Store)
     members: list[Member] = field(default_factory=list)
@@ -228,7 +232,7 @@ class ReplicaLab:
         self.started += 1
         member = Member(self, f"r{self.started}", skew_ms)
         for app in self.apps:
-            member.replicas.set_announced(app, announced=True)
+            self.loop.call_soon(partial(member.replicas.set_announced, app, announced=True))
         self.members.append(member)
         self.loop.run_until_complete(member.replicas.start())
         self.settle()
@@ -257,7 +261,7 @@ class ReplicaLab:
 
     def announce(self, app: str, *members: Member, announced: bool = True) -> None:
         for member in members or self.members:
-            member.replicas.set_announced(app, announced=announced)
+            self.loop.call_soon(partial(member.replicas.set_announced, app, announced=announced))
         (self.apps.add if announced else self.apps.discard)(app)
         self.settle()
 
@@ -325,7 +329,7 @@ class ReplicaLab:
         news, member.news = member.news, []
         for key, entry in news:
             if member.on_news is not None:
-                member.on_news(key, entry)
+                self.loop.call_soon(member.on_news, key, entry)
 
     def break_connections(self) -> None:
         """The server goes away, with everything that is under way."""
@@ -345,10 +349,9 @@ class ReplicaLab:
                     callback()
 
     def check(self) -> None:
-        """At most one decides."""
-        deciding = [(app, member) for member in self.members for app in member.deciding]
-        apps = [app for app, _ in deciding]
-        assert len(apps) == len(set(apps)), [(app, member.replicas.id) for app, member in deciding]
+        """At most one decides in one epoch: of two, agents obey the one with the higher."""
+        deciding = [(app, epoch) for member in self.members for app, epoch in member.deciding.items()]
+        assert len(deciding) == len(set(deciding)), [(m.replicas.id, m.deciding) for m in self.members]
 
     def owners(self) -> dict[str, list[str]]:
         """Who decides, by application."""

@@ -136,7 +136,8 @@ class Plan:
     superseded: tuple[tuple[str, tuple[int, int]], ...] = ()
     """Containers and updates whose pending decrease was replaced."""
     refusal: str | None = None
-    stale_apps: tuple[str, ...] = ()
+    stale_epochs: Mapping[str, int] = field(default_factory=dict)
+    """Applications that belong to a newer epoch, and that epoch."""
     fenced_apps: tuple[str, ...] = ()
     """An update without rows: its applications, as far as they are not stale."""
     reserves: tuple[ReserveUpdate, ...] = ()
@@ -183,8 +184,8 @@ class UpdateLog:
             return Plan(
                 refusal=f"meant for {update.node} incarnation {update.incarnation}, this is {node} incarnation {number}"
             )
-        stale = tuple(app for app in update.apps if update.epoch < self.epochs.get(app, 0))
-        owned = set(update.apps) - set(stale)
+        stale = {app: self.epochs[app] for app in update.apps if update.epoch < self.epochs.get(app, 0)}
+        owned = set(update.apps) - stale.keys()
         for app in owned:
             self.epochs[app] = update.epoch
         superseded: list[tuple[str, tuple[int, int]]] = []
@@ -203,7 +204,7 @@ class UpdateLog:
         )
         over_limit = frozenset(admission.over_limit) if admission is not None else frozenset()
         return Plan(
-            rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves, over_limit=over_limit
+            rows, tuple(superseded), stale_epochs=stale, fenced_apps=fenced, reserves=reserves, over_limit=over_limit
         )
 
     def over_limit(self, update: LimitUpdate, admission: Admission) -> set[str]:

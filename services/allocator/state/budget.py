@@ -70,8 +70,8 @@ class LeaseState:
     warm_up_ns: int
     epochs: dict[str, int] = field(default_factory=dict)
     warm_up_ends_ns: dict[str, int] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-    """Applications of which an agent has reported a newer epoch."""
+    lost: dict[str, int] = field(default_factory=dict)
+    """Applications of which an agent has reported a newer epoch, and that epoch."""
 
     def acquire(self, app: str, epoch: int, now_ns: int) -> None:
         """Acquire an application."""
@@ -79,13 +79,13 @@ class LeaseState:
 
     def release(self, app: str) -> bool:
         """Release an application; returns whether it was owned."""
-        self.lost.discard(app)
+        self.lost.pop(app, None)
         self.warm_up_ends_ns.pop(app, None)
         return self.epochs.pop(app, None) is not None
 
     def owned_apps(self) -> set[str]:
         """Owned applications that are not lost."""
-        return self.epochs.keys() - self.lost
+        return self.epochs.keys() - self.lost.keys()
 
     def epoch_array(self, apps: Sequence[str]) -> IntArray:
         """Epoch by application index; 0: not owned."""

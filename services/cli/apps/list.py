@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from schemas.apps import AppSpec
-from schemas.queries import AppState
+from schemas.queries import AppState, StateReply
 from schemas.streams import APPS
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
 from services._runtime.command.errors import UnavailableError
-from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
+from services._runtime.command.output import (
+    format_bytes,
+    format_cores,
+    format_duration,
+    print_json,
+    print_note,
+    stdout_console,
+)
 from services.cli.apps.allocators import allocator_state
 
 EXAMPLES = """
@@ -36,19 +44,31 @@ def apps_command(
     What is held includes what is reserved: memory that agents may grant at once. Limits come from the store; the rest
     comes from the allocator, and is left out while none answers.
     """
-    specs, state, unavailable_reason = asyncio.run(_gather(find_server(server, context)))
+    specs, reply, unavailable_reason = asyncio.run(_gather(find_server(server, context)))
+    state = {app.spec.name: app for app in reply.apps} if reply else {}
     rows = [_row(spec, state.get(name)) for name, spec in sorted(specs.items())]
+    members = _members(reply) if reply else None
     if unavailable_reason:
         print_note(unavailable_reason)
     if as_json:
-        print_json({"apps": rows, "allocator": not unavailable_reason})
+        print_json({"apps": rows, "allocator": not unavailable_reason, "members": members})
     elif rows:
         stdout_console().print(_table(rows))
+        if members and members["replicas"]:
+            names = ", ".join(members["replicas"])
+            since = f"epoch {members['epoch']}, unchanged for {format_duration(members['age_s'] * 1e6)}"
+            stdout_console().print(f"shared by {names} ({since})", style="dim", soft_wrap=True)
     else:
         print_note("No application yet: `turnbuckle apply app.yaml` announces one.")
 
 
-async def _gather(options: Any) -> tuple[dict[str, AppSpec], dict[str, AppState], str]:
+def _members(reply: StateReply) -> dict[str, Any]:
+    """The replicas that share the applications, and for how long they have."""
+    age_s = max(0.0, (time.time_ns() - reply.members_since_ns) / 1e9)
+    return {"replicas": list(reply.members), "epoch": reply.members_epoch, "age_s": round(age_s, 1)}
+
+
+async def _gather(options: Any) -> tuple[dict[str, AppSpec], StateReply | None, str]:
     async with connected(options) as bus:
         entries = await bus.bucket(APPS).entries()
         specs = {key: entry.message for key, entry in entries.items() if isinstance(entry.message, AppSpec)}
@@ -57,8 +77,8 @@ async def _gather(options: Any) -> tuple[dict[str, AppSpec], dict[str, AppState]
         try:
             reply = await allocator_state(bus)
         except UnavailableError as error:
-            return specs, {}, str(error)
-        return specs, {app.spec.name: app for app in reply.apps}, unavailable_reason
+            return specs, None, str(error)
+        return specs, reply, unavailable_reason
 
 
 def _row(spec: AppSpec, state: AppState | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Members
 from schemas.limits import LimitDecisions
 from schemas.message import Message
 from schemas.oom import OomEvent
@@ -83,14 +83,13 @@ def announcement_watcher(state: ViewModel) -> Callable[[str, Entry | None], None
     return changed
 
 
-def lease_watcher(state: ViewModel) -> Callable[[str, Entry | None], None]:
-    """A watch callback for the `leases` bucket, whose ``app.<name>`` holds an application's owner."""
+def members_watcher(state: ViewModel) -> Callable[[str, Entry | None], None]:
+    """A watch callback for the `leases` bucket, which holds the allocator's replicas."""
 
     def changed(key: str, entry: Entry | None) -> None:
-        kind, _, name = key.partition(".")
-        lease = entry.message if entry is not None else None
-        if kind == "app" and (lease is None or isinstance(lease, Lease)):
-            state.set_lease(name, lease)
+        if key == MEMBERS_KEY:
+            members = entry.message if entry is not None else None
+            state.set_members(members if isinstance(members, Members) else Members())
 
     return changed
 

@@ -17,7 +17,7 @@ from services._runtime.command.errors import CommandError
 from services._runtime.command.output import full_screen, print_json, stdout_console
 from services.cli.apps.allocators import allocator_state
 from services.cli.apps.live_view import nothing_to_show, plain_lines, render
-from services.cli.apps.subscriptions import announcement_watcher, lease_watcher, subscribe_sinks
+from services.cli.apps.subscriptions import announcement_watcher, members_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
 
 REFRESH_S: Final = 0.25
@@ -81,8 +81,8 @@ async def _watch(state: ViewModel, options: Any, app: str | None, *, once: bool)
             node = entry.message if entry is not None else None
             state.register(key, node if isinstance(node, NodeInfo) else None)
 
-        leases, nodes = bus.bucket(LEASES).watch(lease_watcher(state)), bus.bucket(NODES).watch(registered)
-        async with bus.bucket(APPS).watch(announcement_watcher(state)), leases, nodes:
+        members, nodes = bus.bucket(LEASES).watch(members_watcher(state)), bus.bucket(NODES).watch(registered)
+        async with bus.bucket(APPS).watch(announcement_watcher(state)), members, nodes:
             if once:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), SNAPSHOT_WINDOW_S)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch, SampleFlag
 from schemas.containers import ContainerChange, ContainerEvent, NodeInfo
-from schemas.leases import Lease
+from schemas.leases import Members
 from schemas.limits import LimitDecisions
 from schemas.oom import OomEvent
 from schemas.queries import AppState
@@ -99,7 +99,7 @@ class AppView:
     memory_reserved_bytes: int = 0
     """Part of what is allocated: the nodes' reserves, as the allocator counts them."""
     owner: str = ""
-    """The allocator replica that holds the lease; empty: unknown, or none."""
+    """The allocator replica that decides for it; empty: unknown, or none."""
     epoch: int = 0
     memory: MemoryCounters = field(default_factory=MemoryCounters)
     drifts: int = 0
@@ -134,7 +134,7 @@ class ViewModel:
         self.time_ns = 0
         self.nodes: dict[str, NodeInfo] = {}
         """As registered; gone 30 s after an agent's last heartbeat."""
-        self._leases: dict[str, Lease] = {}
+        self._members = Members()
 
     def register(self, name: str, node: NodeInfo | None) -> None:
         """Set a node's registration, as the `nodes` bucket holds it; None: expired."""
@@ -162,20 +162,16 @@ class ViewModel:
         app.epoch = max(app.epoch, state.epoch)
 
     def _app(self, name: str) -> AppView:
-        """An application, created at the first message that names it; its lease may be known already."""
+        """An application, created at the first message that names it; its owner may be known already."""
         if name not in self.apps:
-            self.apps[name] = AppView(name)
-            if (lease := self._leases.get(name)) is not None:
-                _apply_lease(self.apps[name], lease)
+            self.apps[name] = AppView(name, owner=self._members.owner(name))
         return self.apps[name]
 
-    def set_lease(self, name: str, lease: Lease | None) -> None:
-        """Set the owner of an application, as the `leases` bucket holds it."""
-        self._leases.pop(name, None)
-        if lease is not None:
-            self._leases[name] = lease
-        if (app := self.apps.get(name)) is not None:
-            _apply_lease(app, lease)
+    def set_members(self, members: Members) -> None:
+        """Set the allocator's replicas, as the `leases` bucket holds them: each application's owner follows."""
+        self._members = members
+        for name, app in self.apps.items():
+            app.owner = members.owner(name)
 
     def forget(self, name: str) -> None:
         """Drop an application whose limits were withdrawn."""
@@ -262,11 +258,6 @@ def describe_row(row: dict[str, Any]) -> str:
     resource: Resource = "cpu" if row["quota_to_us"] else "memory"
     prefix = "quota" if resource == "cpu" else "limit"
     return sentence(resource, row[f"{prefix}_reason"], row[f"{prefix}_measured"], row[f"{prefix}_threshold"])
-
-
-def _apply_lease(app: AppView, lease: Lease | None) -> None:
-    app.owner = "" if lease is None else lease.owner
-    app.epoch = app.epoch if lease is None else max(app.epoch, lease.epoch)
 
 
 def _count_throttled(node: NodeView, batch: CfsBatch) -> None:

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Members
 from schemas.streams import APPS, LEASES
 from services._runtime.bus.api import BusError, BusSettingsError, CredentialsRefusedError, Entry, NotPermittedError
 from services._runtime.bus.nats import NatsBus
@@ -21,7 +21,6 @@ HEARTBEAT_WAIT_S: Final = 1.5
 BUS: Final = "nats"
 """Name of the finding about the server."""
 _REPLICA: Final = "replica."
-_APP: Final = "app."
 
 
 async def check_bus(options: BusOptions) -> list[Finding]:
@@ -84,12 +83,9 @@ def classify_replicas(before: Mapping[str, Entry], after: Mapping[str, Entry], a
     if not live:
         return [Finding("allocators", Level.MISSING, f"none lives{silent}", "turnbuckle run allocator")]
     findings = [Finding("allocators", Level.OK, f"{', '.join(sorted(live))}{silent}")]
-    owners = {
-        key.removeprefix(_APP): entry.message.owner
-        for key, entry in after.items()
-        if key.startswith(_APP) and isinstance(entry.message, Lease)
-    }
-    if orphans := sorted(app for app in announced if owners.get(app) not in live):
+    record = after[MEMBERS_KEY].message if MEMBERS_KEY in after else None
+    members = record if isinstance(record, Members) else Members()
+    if orphans := sorted(app for app in announced if members.owner(app) not in live):
         text = f"no owner of {', '.join(orphans)}"
         findings.append(Finding("owners", Level.NOTE, text, "retry in 5 s: by then a live replica has taken over"))
     elif announced:

@@ -23,7 +23,7 @@ from services._runtime.command.connection import connected
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_note
 from services.agent.commands import host_environment, managed_root, read_write_counts
-from services.cli.apps.subscriptions import announcement_watcher, lease_watcher, subscribe_sinks
+from services.cli.apps.subscriptions import announcement_watcher, members_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
 from services.cli.toolkit.supervisor import READY_TIMEOUT_S, ChildService, Supervisor
 from services.cli.up.cluster import (
@@ -152,7 +152,7 @@ async def run_up(run: UpRun, view: LiveView | None) -> None:
         bus = await stack.enter_async_context(connected(bus_options, within_s=options.ready_timeout_s))
         # Messages during shutdown are not counted.
         await subscribe_sinks(bus, lambda: () if run.stop.is_set() else (run.live, run.recording))
-        await stack.enter_async_context(bus.bucket(LEASES).watch(lease_watcher(run.live)))
+        await stack.enter_async_context(bus.bucket(LEASES).watch(members_watcher(run.live)))
         await stack.enter_async_context(bus.bucket(APPS).watch(announcement_watcher(run.live)))
         if options.demo:
             run.plan = plan_demo(options.policy)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from schemas.codec import encode
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Heartbeat, Members
 from schemas.limits import LimitReply, RowStatus
 from schemas.message import Message
 from services._runtime.bus.nats_kv import escape_key
@@ -58,8 +58,11 @@ def reading(quota_us: int, limit_bytes: int = MIB) -> Reading:
             "tb.obs.cfs.shop.n1",
             f"batch of n1 incarnation 1 report 1 of shop (inventory incomplete): {TOLD}",
         ),
-        (Lease(owner="b", epoch=5, time_ns=1), f"$KV.tb_leases.{escape_key('app.shop')}", "lease of shop: b epoch 5"),
-        (Lease(owner="", epoch=5, time_ns=1), f"$KV.tb_leases.{escape_key('app.shop')}", "lease of shop: free epoch 5"),
+        (
+            Members(epoch=5, previous=3, replicas=("a", "b"), unable={"shop": ("b",)}),
+            f"$KV.tb_leases.{MEMBERS_KEY}",
+            "members epoch 5 after 3: a, b, shop not by b",
+        ),
     ],
 )
 def test_messages_are_told_with_what_orders_them(message: Message, subject: str, expected: str) -> None:
@@ -72,7 +75,7 @@ def test_messages_are_told_with_what_orders_them(message: Message, subject: str,
 
 def test_heartbeats_of_replicas_and_foreign_messages_are_left_out() -> None:
     timeline = Timeline()
-    timeline.message(f"$KV.tb_leases.{escape_key('replica.a')}", encode(Lease(owner="a", epoch=0, time_ns=1)))
+    timeline.message(f"$KV.tb_leases.{escape_key('replica.a')}", encode(Heartbeat(replica="a", epoch=5, time_ns=1)))
     timeline.message("_INBOX.x", b"+ACK")
 
     assert timeline.around(time.monotonic(), time.monotonic()) == []

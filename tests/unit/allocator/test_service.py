@@ -23,7 +23,7 @@ from services._runtime.command.errors import CommandError
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.cycle import Outcome
-from services.allocator.leases.lease_manager import LeaseManager
+from services.allocator.ownership.membership import Membership
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from services.cli.apps.allocators import allocator_explain, allocator_state
@@ -53,7 +53,7 @@ class Pair:
 
     @property
     def held(self) -> list[dict[str, int]]:
-        return [allocator._membership.leases.held for allocator in self.allocators]
+        return [allocator._membership.held for allocator in self.allocators]
 
     async def ask(self, endpoint, request: Message) -> Message:
         return await self.bus.request(endpoint.template.subject("tb"), request, timeout_s=60)
@@ -107,7 +107,7 @@ async def test_where_the_owner_does_not_answer_an_application_is_listed_without_
     assert [(state.owner, state.containers) for state in whole.apps if state.spec.name == app] == [("", ())]
     assert [type(refusal) for refusal in refusals] == [CommandError, CommandError]
     assert all("has no owner" in str(refusal) for refusal in refusals)
-    await until(lambda: len(first._membership.leases.held) == len(NAMES), what="all taken over")
+    await until(lambda: len(first._membership.held) == len(NAMES), what="all taken over")
     assert second.not_ready() is not None
     pair.buses[1].reconnect()
     await until(lambda: second.not_ready() is None, what="back")
@@ -131,7 +131,7 @@ async def test_memory_requests_are_answered_by_the_owner_alone(pair):
 
 async def test_an_owner_that_cannot_renew_its_heartbeat_answers_no_requests(pair, monkeypatch):
     app = next(iter(pair.held[0]))
-    monkeypatch.setattr(LeaseManager, "may_decide", lambda _core, _now_s: False)
+    monkeypatch.setattr(Membership, "may_act", lambda _membership: False)
 
     with pytest.raises(RequestRefusedError, match="retry") as refusal:
         await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=60)
@@ -154,7 +154,7 @@ async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeyp
         decided = []
 
         def stop(updates) -> None:
-            monkeypatch.setattr(LeaseManager, "may_decide", lambda core, _now_s: core is not owner._membership.leases)
+            monkeypatch.setattr(Membership, "may_act", lambda membership: membership is not owner._membership)
             decided.append(len(sent))
             send(updates)
 
@@ -239,8 +239,8 @@ async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
     await until(
         lambda: (
             any(
-                app in allocator._membership.leases.held
-                and allocator._allocation.epoch_of(app) == allocator._membership.leases.held[app]
+                app in allocator._membership.held
+                and allocator._allocation.epoch_of(app) == allocator._membership.held[app]
                 for allocator in pair.allocators
             )
             and app in owner._allocation.cluster.specs
@@ -250,15 +250,15 @@ async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
 
 
 async def test_an_epoch_that_agents_refuse_is_outdone(pair):
-    """The lease is ours, so the store must have forgotten what agents remember."""
+    """The application is ours, so the store must have forgotten what agents remember."""
     owner = pair.allocators[0]
     app, epoch = next(iter(pair.held[0].items()))
-    owner._allocation.leases.lost.add(app)
+    owner._allocation.leases.lost[app] = epoch + 3_600_000
 
     owner._after_replies()
 
-    await until(lambda: owner._membership.leases.held.get(app, 0) >= epoch + 3_600_000, what="far ahead")
-    assert owner._allocation.epoch_of(app) == owner._membership.leases.held[app]
+    await until(lambda: owner._membership.held.get(app, 0) > epoch + 3_600_000, what="far ahead")
+    await until(lambda: owner._allocation.epoch_of(app) == owner._membership.held[app], what="decided for")
 
 
 async def test_one_that_stops_leaves_its_share_at_once(pair):

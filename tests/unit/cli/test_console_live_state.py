@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
+from schemas.leases import Members
 from schemas.limits import LimitDecisions
 from schemas.queries import AppState
 from schemas.reasons import Reason, sentence
@@ -190,7 +191,7 @@ def test_pools_come_from_the_allocator_and_its_decisions() -> None:
     told = Told()
     spec = AppSpec(name="shop", cpu_limit=2.0, memory_limit=1 << 30)
     told.state.announce("shop", spec)
-    told.state.set_owner("shop", "r1")
+    told.state.set_members(Members(epoch=1, replicas=("r1",)))
     state = AppState(
         spec=spec,
         cpu_committed_us=5,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Heartbeat, Members
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, ControllerMount
 from services._runtime.bus.api import Entry
 from services._runtime.bus.embedded_server import NatsServerError
@@ -112,11 +112,15 @@ def test_which_servers_are_beyond_this_machine(urls: list[str], crosses: bool) -
 
 
 def entry(owner: str, revision: int) -> Entry:
-    return Entry("", Lease(owner=owner, epoch=1, time_ns=0), revision)
+    return Entry("", Heartbeat(replica=owner, epoch=1, time_ns=0), revision)
+
+
+def members(*replicas: str, **unable: tuple[str, ...]) -> dict[str, Entry]:
+    return {MEMBERS_KEY: Entry("", Members(epoch=1, replicas=replicas, unable=unable), 1)}
 
 
 def test_a_replica_lives_if_it_renews_its_entry() -> None:
-    before = {"replica.a": entry("a", 1), "replica.b": entry("b", 2), "app.shop": entry("a", 3)}
+    before = {"replica.a": entry("a", 1), "replica.b": entry("b", 2)} | members("a")
     after = before | {"replica.a": entry("a", 9), "replica.new": entry("new", 10)}
     allocators, owners = classify_replicas(before, after, {"shop"})
 
@@ -125,10 +129,17 @@ def test_a_replica_lives_if_it_renews_its_entry() -> None:
 
 
 def test_applications_without_a_live_owner_are_named() -> None:
-    before = {"replica.a": entry("a", 1), "app.one": entry("", 2), "app.two": entry("dead", 3)}
+    before = {"replica.a": entry("a", 1)} | members("a", one=("a",), three=("a",))
     _, owners = classify_replicas(before, before | {"replica.a": entry("a", 9)}, {"one", "two", "three"})
 
-    assert (owners.level, owners.found) == (Level.NOTE, "no owner of one, three, two")
+    assert (owners.level, owners.found) == (Level.NOTE, "no owner of one, three")
+
+
+def test_what_a_dead_member_owns_has_no_owner() -> None:
+    before = {"replica.a": entry("a", 1)} | members("dead")
+    _, owners = classify_replicas(before, before | {"replica.a": entry("a", 9)}, {"shop"})
+
+    assert owners.found == "no owner of shop"
 
 
 def test_no_replica_is_said_once() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schemas.leases import Lease
+from schemas.leases import MEMBERS_KEY, Heartbeat, Members
 from schemas.streams import LEASES
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
-from services.cli.apps.subscriptions import DEDUPLICATION_WINDOW, Deduplicator, lease_watcher, subscribe_sinks
+from services.cli.apps.subscriptions import DEDUPLICATION_WINDOW, Deduplicator, members_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
 from services.cli.up.recording import Recording
 from tests.support.bus.bus_memory import MemoryBus
@@ -45,19 +45,18 @@ async def test_one_application_may_be_asked_for() -> None:
     await bus.close(1.0)
 
 
-async def test_owners_come_from_the_leases() -> None:
+async def test_owners_follow_from_the_members() -> None:
     bus = MemoryBus(MemoryBroker(), "tb")
     state = ViewModel()
     state.add_batch(batch(0))
     bucket = bus.bucket(LEASES)
-    await bucket.put("app.shop", Lease(owner="r1", epoch=7, time_ns=0))
-    await bucket.put("replica.r1", Lease(owner="r1", epoch=0, time_ns=0))
-    async with bucket.watch(lease_watcher(state)):
+    await bucket.put(MEMBERS_KEY, Members(epoch=7, replicas=("r1",)))
+    await bucket.put("replica.r1", Heartbeat(replica="r1", epoch=7, time_ns=0))
+    async with bucket.watch(members_watcher(state)):
         await until(lambda: state.apps["shop"].owner == "r1")
-        await bucket.put("app.shop", Lease(owner="", epoch=7, time_ns=0))
+        await bucket.put(MEMBERS_KEY, Members(epoch=8))
         await until(lambda: state.apps["shop"].owner == "")
 
-    assert state.apps["shop"].epoch == 7
     await bus.close(1.0)
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
 from schemas.containers import ContainerChange
-from schemas.leases import Lease
+from schemas.leases import Members
 from schemas.oom import OomKind
 from services.cli.apps.live_view import plain_lines, render, sparkline, usage_bar
 from services.cli.apps.view_model import ViewModel
@@ -201,30 +201,30 @@ def test_the_newest_events_are_bounded() -> None:
 
 def test_an_owner_that_was_told_before_the_first_batch_is_known() -> None:
     state = ViewModel()
-    state.set_lease("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.set_members(Members(epoch=3, replicas=("r1",)))
     state.add_batch(batch(0))
 
-    assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("r1", 3)
+    assert state.apps["shop"].owner == "r1"
 
 
 def test_an_owner_is_known_whatever_comes_first() -> None:
     spec = AppSpec(name="shop", cpu_limit=2, memory_limit=ByteSize(1 << 30))
     state = ViewModel()
-    state.set_lease("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.set_members(Members(epoch=3, replicas=("r1",)))
     state.announce(spec)
 
-    assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("r1", 3)
+    assert state.apps["shop"].owner == "r1"
 
-    state.set_lease("shop", None)
+    state.set_members(Members())
 
-    assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("", 3)
+    assert state.apps["shop"].owner == ""
 
 
 def test_the_view_tells_what_happened_to_memory() -> None:
     state = ViewModel()
     state.add_batch(batch(0, reserve_given_bytes=96 * MIB, reserve_used_bytes=32 * MIB))
     state.add_decisions(decisions(1, memory_reserved_bytes=96 * MIB))
-    state.set_lease("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.set_members(Members(epoch=3, replicas=("r1",)))
     state.add_oom_event(oom_event(latency_us=400))
     state.add_oom_event(oom_event(OomKind.GRANT_DENIED, 1, reason="0 of 512 MiB are free"))
     state.add_container_event(drift())
@@ -233,7 +233,7 @@ def test_the_view_tells_what_happened_to_memory() -> None:
         console.print(render(state, columns=200))
     text, lines = captured.get(), plain_lines(state)
 
-    for expected in ("reserves 96 MiB, 64 MiB at hand", "owner r1, epoch 3", "1 grant (32 MiB), 1 denied grant"):
+    for expected in ("reserves 96 MiB, 64 MiB at hand", "owner r1, epoch 1", "1 grant (32 MiB), 1 denied grant"):
         assert expected in text
         assert expected in lines[1]
     assert "+32 MiB in 1" in text

@@ -26,6 +26,7 @@ export const TYPES = {
     "turnbuckle.network.v1.DiffRequest": "DiffRequest",
     "turnbuckle.query.v1.ExplainReply": "ExplainReply",
     "turnbuckle.query.v1.ExplainRequest": "ExplainRequest",
+    "turnbuckle.lease.v1.Heartbeat": "Heartbeat",
     "turnbuckle.scheduling.v1.IterationSample": "IterationSample",
     "turnbuckle.scheduling.v1.JobExplainReply": "JobExplainReply",
     "turnbuckle.scheduling.v1.JobExplainRequest": "JobExplainRequest",
@@ -39,6 +40,7 @@ export const TYPES = {
     "turnbuckle.limits.v1.LimitReply": "LimitReply",
     "turnbuckle.limits.v1.LimitUpdate": "LimitUpdate",
     "turnbuckle.limits.v1.LimitsApplied": "LimitsApplied",
+    "turnbuckle.lease.v1.Members": "Members",
     "turnbuckle.memory.v1.MemoryHostInfo": "MemoryHostInfo",
     "turnbuckle.oom.v1.MemoryReply": "MemoryReply",
     "turnbuckle.oom.v1.MemoryRequest": "MemoryRequest",
@@ -627,6 +629,16 @@ export const NESTED = {
  */
 
 /**
+ * A replica is alive and has just read the members' record.
+ * @typedef {Object} Heartbeat
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} replica
+ * @property {Integer} epoch
+ * @property {Integer} time_ns
+ */
+
+/**
  * The traffic of one iteration of a job, seen at one worker.
  * @typedef {Object} IterationSample
  * @property {string} type
@@ -888,7 +900,7 @@ export const NESTED = {
  */
 
 /**
- * Ownership with its epoch: a fencing token that rises with each owner.
+ * Ownership of one application in versions before the members' record; read only, for their epochs.
  * @typedef {Object} Lease
  * @property {string} type
  * @property {number} [schema_version]
@@ -942,6 +954,7 @@ export const NESTED = {
  * @property {Integer} seq
  * @property {string | null} [rejection]
  * @property {Array<string>} [stale_apps]
+ * @property {Array<Integer>} [stale_epochs]
  * @property {boolean} [inventory_complete]
  * @property {Array<string>} [apps]
  * @property {Array<Integer>} [reserve_given_bytes]
@@ -1043,6 +1056,19 @@ export const NESTED = {
  * @property {number} step_p90_us
  * @property {Integer} steps
  * @property {Integer} ended_ns
+ */
+
+/**
+ * The replicas that share the applications: one record, from which the owner of every application follows.
+ * @typedef {Object} Members
+ * @property {string} type
+ * @property {number} [schema_version]
+ * @property {string} [rule]
+ * @property {Integer} [epoch]
+ * @property {Integer} [previous]
+ * @property {Array<string>} [replicas]
+ * @property {Object} [unable]
+ * @property {Integer} [time_ns]
  */
 
 /**
@@ -1764,6 +1790,9 @@ export const NESTED = {
  * @property {Integer} steps
  * @property {boolean} superseded
  * @property {string} [replica]
+ * @property {Array<string>} [members]
+ * @property {Integer} [members_epoch]
+ * @property {Integer} [members_since_ns]
  * @property {Array<AppState>} apps
  */
 

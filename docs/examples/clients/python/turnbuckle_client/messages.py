@@ -26,6 +26,7 @@ TYPES: dict[str, str] = {
     "turnbuckle.network.v1.DiffRequest": "DiffRequest",
     "turnbuckle.query.v1.ExplainReply": "ExplainReply",
     "turnbuckle.query.v1.ExplainRequest": "ExplainRequest",
+    "turnbuckle.lease.v1.Heartbeat": "Heartbeat",
     "turnbuckle.scheduling.v1.IterationSample": "IterationSample",
     "turnbuckle.scheduling.v1.JobExplainReply": "JobExplainReply",
     "turnbuckle.scheduling.v1.JobExplainRequest": "JobExplainRequest",
@@ -39,6 +40,7 @@ TYPES: dict[str, str] = {
     "turnbuckle.limits.v1.LimitReply": "LimitReply",
     "turnbuckle.limits.v1.LimitUpdate": "LimitUpdate",
     "turnbuckle.limits.v1.LimitsApplied": "LimitsApplied",
+    "turnbuckle.lease.v1.Members": "Members",
     "turnbuckle.memory.v1.MemoryHostInfo": "MemoryHostInfo",
     "turnbuckle.oom.v1.MemoryReply": "MemoryReply",
     "turnbuckle.oom.v1.MemoryRequest": "MemoryRequest",
@@ -861,6 +863,16 @@ class Explanation(TypedDict):
     sentence: str
 
 
+class Heartbeat(TypedDict):
+    """A replica is alive and has just read the members' record."""
+
+    type: str
+    schema_version: NotRequired[int]
+    replica: str
+    epoch: int
+    time_ns: int
+
+
 class IterationSample(TypedDict):
     """The traffic of one iteration of a job, seen at one worker."""
 
@@ -1113,7 +1125,7 @@ class LayerProfile(TypedDict):
 
 
 class Lease(TypedDict):
-    """Ownership with its epoch: a fencing token that rises with each owner."""
+    """Ownership of one application in versions before the members' record; read only, for their epochs."""
 
     type: str
     schema_version: NotRequired[int]
@@ -1167,6 +1179,7 @@ class LimitReply(TypedDict):
     seq: int
     rejection: NotRequired[str | None]
     stale_apps: NotRequired[list[str]]
+    stale_epochs: NotRequired[list[int]]
     inventory_complete: NotRequired[bool]
     apps: NotRequired[list[str]]
     reserve_given_bytes: NotRequired[list[int]]
@@ -1268,6 +1281,19 @@ class MeasuredRun(TypedDict):
     step_p90_us: float
     steps: int
     ended_ns: int
+
+
+class Members(TypedDict):
+    """The replicas that share the applications: one record, from which the owner of every application follows."""
+
+    type: str
+    schema_version: NotRequired[int]
+    rule: NotRequired[str]
+    epoch: NotRequired[int]
+    previous: NotRequired[int]
+    replicas: NotRequired[list[str]]
+    unable: NotRequired[dict[str, Any]]
+    time_ns: NotRequired[int]
 
 
 class MemoryHostInfo(TypedDict):
@@ -1969,6 +1995,9 @@ class StateReply(TypedDict):
     steps: int
     superseded: bool
     replica: NotRequired[str]
+    members: NotRequired[list[str]]
+    members_epoch: NotRequired[int]
+    members_since_ns: NotRequired[int]
     apps: list[AppState]
 
 

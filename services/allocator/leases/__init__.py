@@ -1,1 +1,0 @@
-"""Leases: which replica owns an application."""

@@ -1,0 +1,1 @@
+"""Which replica owns an application."""
