@@ -76,7 +76,7 @@ class LimitUpdate(ColumnarMessage):
         return self
 
 
-UNTOLD_EPOCHS_MS: Final = 3_600_000
+EPOCHS_AHEAD_MS: Final = 3_600_000
 
 
 class LimitReply(ColumnarMessage):
@@ -124,8 +124,8 @@ class LimitReply(ColumnarMessage):
         Where the agent does not tell them, an hour above: epochs begin as milliseconds of a wall clock, so this exceeds
         any that is less ahead.
         """
-        told = self.stale_epochs or (self.epoch + UNTOLD_EPOCHS_MS,) * len(self.stale_apps)
-        return {app: max(epoch, self.epoch + 1) for app, epoch in zip(self.stale_apps, told, strict=True)}
+        epochs = self.stale_epochs or (self.epoch + EPOCHS_AHEAD_MS,) * len(self.stale_apps)
+        return {app: max(epoch, self.epoch + 1) for app, epoch in zip(self.stale_apps, epochs, strict=True)}
 
     @model_validator(mode="after")
     def _check_reserves(self) -> Self:

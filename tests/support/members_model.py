@@ -216,7 +216,7 @@ class World:
         revision, record = self.store.get("members", (0, rules.NO_RECORD))
         if revision != action.revision:
             return rules.WriteConflict()
-        # A store that lost its end gives revisions out a second time: a write may replace a record that it has not read.
+        # A store that lost its end gives revisions out twice: a write may replace a record that it has not read.
         if action.record.epoch <= record.epoch and not self.history.store_loses_end:
             self.fault("the record's epoch fell")
         self.write("members", action.record)

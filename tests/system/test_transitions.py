@@ -9,6 +9,7 @@ import nats
 import pytest
 
 from schemas.apps import AppSpec
+from schemas.leases import MEMBERS_KEY
 from schemas.queries import StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
@@ -89,7 +90,7 @@ async def is_unknown(cluster: ClusterLab, app: str) -> bool:
 
 
 async def test_a_second_allocator_shares_and_either_may_end(cluster):
-    """Both answer for all applications, whoever owns them. What is left of an unreadable lease is taken anew."""
+    """Both answer for all applications, whoever owns them. An unreadable record of the members is written anew."""
     spec = await cluster.announce(AppSpec(name="handed-over", cpu_limit=0.6, memory_limit=256 * MIB))
     observer = cluster.observe()
     containers = [cluster.container(spec.name, name) for name in ("a", "b")]
@@ -97,7 +98,7 @@ async def test_a_second_allocator_shares_and_either_may_end(cluster):
     [first] = cluster.running("allocator")
     epoch = (await cluster.state(spec.name)).epoch
     connection = await nats.connect(cluster.nats.url)
-    await connection.jetstream().publish(f"$KV.{LEASES.bucket_name(cluster.bus.root)}.app/{spec.name}", b"\xc1")
+    await connection.jetstream().publish(f"$KV.{LEASES.bucket_name(cluster.bus.root)}.{MEMBERS_KEY}", b"\xc1")
     await connection.close()
     await poll(lambda: has_owner_after(cluster, spec.name, epoch), what="taken anew")
 

@@ -117,10 +117,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unable:
-    """This replica cannot serve an application now, or (`until_told`) until `Able`."""
+    """This replica cannot serve an application now, or (`until_able`) until `Able`."""
 
     app: str
-    until_told: bool = False
+    until_able: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class OlderRecord:
     """A read showed a record that is older than one seen: it came late, is stale, or the store lost its end.
 
     The next record is written over it: a conflict says that it was only the read, success mends the store.
@@ -257,12 +257,12 @@ class View:
     """The newest failure of an unbroken series: the store is away."""
     peers: Mapping[str, Peer] = field(default_factory=dict)
     unable: Mapping[str, float] = field(default_factory=dict)
-    """Applications that this replica cannot serve, and when it last tried; inf: it is told when it can."""
+    """Applications that this replica cannot serve, and when it last tried; inf: not before `Able`."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Applications of which an agent knows a newer epoch: that epoch."""
     seen_epoch: int = 0
     """Highest epoch seen in a record, in a lease of an earlier version, or told by an agent."""
-    doubt: Doubt | None = None
+    older: OlderRecord | None = None
     earlier_version_s: float = -inf
     """When a heartbeat of an earlier version was last seen to change."""
     stopping: bool = False
@@ -280,8 +280,8 @@ class View:
     @property
     def peers_to_read(self) -> tuple[str, ...]:
         """Replicas whose heartbeats a round reads."""
-        doubted = self.doubt.record.replicas if self.doubt else ()
-        return tuple(sorted({*self.record.replicas, *doubted} - {self.replica_id}))
+        shown = self.older.record.replicas if self.older else ()
+        return tuple(sorted({*self.record.replicas, *shown} - {self.replica_id}))
 
     def owner(self, app: str) -> str:
         """The replica that owns an application by the newest record; empty: none, or the rule is not known."""
@@ -340,7 +340,7 @@ def step(view: View, event: Event, now_s: float, wall_ms: int) -> tuple[View, li
             view, actions = _take_local(view, event, now_s), []
     if (record := _next_record(view, now_s, wall_ms)) is not None:
         view = replace(view, writing_s=now_s)
-        actions.append(WriteRecord(record, view.doubt.revision if view.doubt else view.revision))
+        actions.append(WriteRecord(record, view.older.revision if view.older else view.revision))
     return view, actions
 
 
@@ -360,9 +360,9 @@ def _take_answer(
     actions: list[Action] = []
     match event:
         case WriteConflict():
-            view, actions = replace(view, writing_s=-inf, conflict_s=now_s, doubt=None), [ReadRecord()]
+            view, actions = replace(view, writing_s=-inf, conflict_s=now_s, older=None), [ReadRecord()]
         case HeartbeatsRead():
-            view = replace(view, peers=_hear(view, event, now_s))
+            view = replace(view, peers=_follow_heartbeats(view, event, now_s))
         case HeartbeatStored():
             view = replace(view, heartbeat_s=max(view.heartbeat_s, event.sent_s))
         case Failed():
@@ -401,8 +401,8 @@ def _take_local(view: View, event: Event, now_s: float) -> View:
         case Announced(app):
             epochs, refused = _without(view.epochs, {app}), _without(view.refused, {app})
             view = replace(view, announced=view.announced - {app}, epochs=epochs, refused=refused)
-        case Unable(app, until_told):
-            tried_s = inf if until_told or view.unable.get(app) == inf else now_s
+        case Unable(app, until_able):
+            tried_s = inf if until_able or view.unable.get(app) == inf else now_s
             view = replace(view, unable={**view.unable, app: tried_s})
         case Able(app):
             view = replace(view, unable=_without(view.unable, {app}))
@@ -427,9 +427,9 @@ def _adopt(view: View, event: RecordRead | RecordWritten) -> View:
     record = event.record
     if record == view.record and view.revision >= 0:
         confirmed_s = max(view.confirmed_s, event.sent_s)
-        view = replace(view, revision=event.revision, confirmed_s=confirmed_s, failing_s=-inf, doubt=None)
+        view = replace(view, revision=event.revision, confirmed_s=confirmed_s, failing_s=-inf, older=None)
     elif record.epoch < view.seen_epoch or (record.epoch == view.record.epoch and view.revision >= 0):
-        return replace(view, doubt=Doubt(event.revision, record))
+        return replace(view, older=OlderRecord(event.revision, record))
     else:
         # Who has missed a record may have been no owner in between: it takes the newest epoch for everything.
         kept = view.epochs if record.previous == view.record.epoch else {}
@@ -439,7 +439,7 @@ def _adopt(view: View, event: RecordRead | RecordWritten) -> View:
             revision=event.revision,
             confirmed_s=event.sent_s,
             failing_s=-inf,
-            doubt=None,
+            older=None,
             seen_epoch=max(view.seen_epoch, record.epoch),
             peers={name: peer for name, peer in view.peers.items() if name in record.replicas},
         )
@@ -457,7 +457,7 @@ def _settle_refusals(view: View) -> View:
     return replace(view, epochs=epochs, refused=_without(view.refused, settled))
 
 
-def _hear(view: View, event: HeartbeatsRead, now_s: float) -> dict[str, Peer]:
+def _follow_heartbeats(view: View, event: HeartbeatsRead, now_s: float) -> dict[str, Peer]:
     """Since when each heartbeat has not changed, in a series of reads without a gap."""
     peers = dict(view.peers)
     for name in view.peers_to_read:
@@ -477,14 +477,14 @@ def _next_record(view: View, now_s: float, wall_ms: int) -> Members | None:
     Itself in or out, without the silent, and what it cannot serve.
     """
     if (
-        (view.revision < 0 and not view.doubt)
+        (view.revision < 0 and not view.older)
         or now_s - view.writing_s < view.ttl_s / 2
         or now_s - min(view.answered_s, view.heartbeat_s) > view.ttl_s
         or view.answered_s < view.conflict_s
         or waits_for_earlier_version(view, now_s)
     ):
         return None
-    current = view.doubt.record if view.doubt else view.record
+    current = view.older.record if view.older else view.record
     silent = {name for name, peer in view.peers.items() if peer.read_s - peer.since_s >= view.ttl_s}
     others = set(current.replicas) - silent - {view.replica_id}
     is_known = current.rule == RENDEZVOUS_RULE
@@ -495,15 +495,15 @@ def _next_record(view: View, now_s: float, wall_ms: int) -> Members | None:
     unable = {app: {name for name in those if name in others} for app, those in current.unable.items()}
     for app in () if leaves else view.unable:
         unable.setdefault(app, set()).add(view.replica_id)
-    replicas, told = tuple(sorted(names)), {app: tuple(sorted(those)) for app, those in unable.items() if those}
-    is_same = (replicas, told) == (current.replicas, current.unable) and is_known
-    if is_same and current.epoch >= view.seen_epoch and not view.doubt:
+    replicas, now_unable = tuple(sorted(names)), {app: tuple(sorted(those)) for app, those in unable.items() if those}
+    is_same = (replicas, now_unable) == (current.replicas, current.unable) and is_known
+    if is_same and current.epoch >= view.seen_epoch and not view.older:
         return None
     return Members(
         epoch=next_epoch(view.replica_id, max(current.epoch, view.seen_epoch), wall_ms),
         previous=current.epoch,
         replicas=replicas,
-        unable=told,
+        unable=now_unable,
         time_ns=wall_ms * 1_000_000,
     )
 

@@ -76,7 +76,7 @@ class Membership:
         self._failing = False
         self._seen: dict[str, tuple[bool, float]] = {}
         """Heartbeats and leases in the bucket: whether of an earlier version, and when last seen to change."""
-        self._told_earlier_s = self._collected_s = self._clock.monotonic()
+        self._earlier_logged_s = self._collected_s = self._clock.monotonic()
 
     async def start(self) -> None:
         """Join the members; applications come through `Callbacks.acquired`."""
@@ -138,9 +138,9 @@ class Membership:
         self._observe(rules.Announced(app, announced))
 
     def set_able(self, app: str, *, able: bool) -> None:
-        """This replica can serve an application, or (False) not before it is told so."""
+        """This replica can serve an application, or (False) not before it is set able again."""
         if not able:
-            self._observe(rules.Unable(app, until_told=True))
+            self._observe(rules.Unable(app, until_able=True))
         elif app in self.view.unable:
             self._observe(rules.Able(app))
 
@@ -152,18 +152,18 @@ class Membership:
     # -- the step --------------------------------------------------------------------------------------------------
 
     def _observe(self, event: Event) -> None:
-        """Take one observation, tell what it changed, and ask the store for what it needs."""
+        """Take one observation, log what it changed, and ask the store for what it needs."""
         before = self.view
         self.view, actions = rules.step(before, event, self._clock.monotonic(), self._wall_ms())
         view = self.view
         if view.record is not before.record:
-            self._tell_record(before.record)
+            self._log_record(before.record)
         if (view.epochs, view.unable, view.refused) != (before.epochs, before.unable, before.refused):
             self._apply(removed=before.is_member and not view.is_member and not view.stopping)
         for action in actions:
             self._runtime.spawn(self._carry_out(action), name=f"membership {type(action).__name__}")
 
-    def _tell_record(self, before: Members) -> None:
+    def _log_record(self, before: Members) -> None:
         self._record_changed.set()
         record = self.view.record
         if not self.view.knows_rule:
@@ -222,7 +222,7 @@ class Membership:
     async def _tick(self) -> None:
         while True:
             self._observe(rules.Tick())
-            self._tell_earlier_version()
+            self._log_earlier_version()
             self._collect_garbage()
             await self._clock.sleep_until(self._clock.monotonic() + self.view.ttl_s / TICKS_PER_TTL)
 
@@ -239,7 +239,7 @@ class Membership:
             event = rules.WriteConflict()
         except (BusError, TimeoutError) as error:
             event = rules.Unable(action.app) if isinstance(action, rules.TryToServe) else rules.Failed(sent_s)
-            self._tell_failure(action, str(error) or "no answer")
+            self._log_failure(action, str(error) or "no answer")
         else:
             if isinstance(action, rules.StoreHeartbeat):
                 self._failing = False
@@ -266,7 +266,7 @@ class Membership:
             case rules.WriteRecord(record, revision):
                 return rules.RecordWritten(record, await self._bucket.update(MEMBERS_KEY, record, revision), sent_s)
 
-    def _tell_failure(self, action: Action, error: str) -> None:
+    def _log_failure(self, action: Action, error: str) -> None:
         if not isinstance(action, rules.StoreHeartbeat):
             self._log.debug("members_operation_failed", operation=type(action).__name__, error=error)
             return
@@ -298,11 +298,11 @@ class Membership:
             if is_earlier and key.startswith(REPLICA) and changed_s >= since_s
         )
 
-    def _tell_earlier_version(self) -> None:
+    def _log_earlier_version(self) -> None:
         now_s = self._clock.monotonic()
-        if now_s < self._told_earlier_s or not rules.waits_for_earlier_version(self.view, now_s):
+        if now_s < self._earlier_logged_s or not rules.waits_for_earlier_version(self.view, now_s):
             return
-        self._told_earlier_s = now_s + FORGET_S
+        self._earlier_logged_s = now_s + FORGET_S
         self._log.warning(
             "earlier_version_runs",
             replicas=self._earlier_replicas(),

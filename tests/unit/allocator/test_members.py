@@ -256,7 +256,7 @@ def test_it_is_tried_again_after_half_a_minute_and_soon_where_nobody_is_left(a):
 
 
 def test_what_waits_to_be_told_is_not_tried(a):
-    a, _ = take(a, 10.1, Unable(MINE, until_told=True), Unable(MINE))
+    a, _ = take(a, 10.1, Unable(MINE, until_able=True), Unable(MINE))
     _, actions = take(a, 100.0, Tick())
 
     assert TryToServe(MINE) not in actions

@@ -65,7 +65,9 @@ def test_so_it_is_where_the_store_loses_its_newest_writes(history):
 
 BUSY = tuple(
     Disturbance(1.5, kind, which, 4.0)
-    for which, kind in enumerate(("freeze", "cut off", "unable", "crash", "store away", "freeze", "stop", "deaf", "unable"))
+    for which, kind in enumerate(
+        ("freeze", "cut off", "unable", "crash", "store away", "freeze", "stop", "deaf", "unable")
+    )
 )
 ASSUMED = {
     "an older record is doubted": (
@@ -87,7 +89,7 @@ def without(rule: str) -> ModuleType:
     assert text.count(before) == 1, f"the rule is written differently now: {before}"
     changed = ModuleType("members_without_a_rule")
     sys.modules[changed.__name__] = changed  # dataclasses look their module up
-    exec(compile(text.replace(before, after), changed.__name__, "exec"), changed.__dict__)  # noqa: S102
+    exec(compile(text.replace(before, after), changed.__name__, "exec"), changed.__dict__)
     return changed
 
 
