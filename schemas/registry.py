@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from schemas.aggregations import (
@@ -99,6 +100,7 @@ from schemas.subjects import (
     WORK_ORDERS,
     WORKER_LOGS,
     SubjectTemplate,
+    token,
 )
 from schemas.trainings import StepBatch, TrainingEvent
 
@@ -487,3 +489,31 @@ ENDPOINTS: Final = (
     SCHEDULER_QUEUE,
     SCHEDULER_EXPLAIN,
 )
+
+_PARAMETERS: Final = {
+    tuple(channel.template.text.split(".")[:2]): channel.template.parameters
+    for channel in CHANNELS
+    if channel.template.parameters
+}
+"""Ids in a subject by its first tokens behind the root, such as ``("obs", "cfs")``."""
+
+
+@lru_cache(maxsize=1 << 16)
+def _ids(subject: str) -> tuple[tuple[str, str], ...]:
+    """Names and escaped values of the ids in a subject; empty: it is none of a channel that has ids."""
+    kind, values = subject.split(".")[1:3], subject.split(".")[3:]
+    names = _PARAMETERS.get(tuple(kind), ())
+    return tuple(zip(names, values, strict=True)) if len(names) == len(values) else ()
+
+
+def contradicted_id(subject: str, message: Message) -> str | None:
+    """The first id of a subject that the message on it contradicts, or None.
+
+    A server permits by subject: a host may only use subjects with its own name. What a message says of the host,
+    application or job that it comes from counts only where the subject says the same.
+    """
+    for name, value in _ids(subject):
+        field = getattr(message, name, None)
+        if isinstance(field, str) and (not field or token(field) != value):
+            return name
+    return None

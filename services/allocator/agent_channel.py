@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
-from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS, SubjectError
+from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.bus.api import Bus, BusError, Delivery, PendingReply, Responder, Subscription
 from services._runtime.service.app import Runtime
 from services.allocator.cycle import AllocationCycle
@@ -53,7 +53,7 @@ class BatchInbox:
         self._subscriptions[app] = subscriptions
         try:
             subscriptions.append(await self._bus.subscribe(CFS.pattern(self._bus.root, app=app), self.take))
-            requests = MEMORY_REQUESTS.subject(self._bus.root, app=app)
+            requests = MEMORY_REQUESTS.pattern(self._bus.root, app=app)
             subscriptions.append(await self._bus.serve(requests, self._on_request))
         except BusError:
             await self.unsubscribe(app)
@@ -69,7 +69,7 @@ class BatchInbox:
         """
         subscriptions: list[Subscription] = []
         try:
-            for subject in (CFS.pattern(self._bus.root, app=app), MEMORY_REQUESTS.subject(self._bus.root, app=app)):
+            for subject in (CFS.pattern(self._bus.root, app=app), MEMORY_REQUESTS.pattern(self._bus.root, app=app)):
                 subscription = await self._bus.subscribe(subject, _ignore)
                 subscriptions.append(subscription)
         finally:
@@ -89,8 +89,7 @@ class BatchInbox:
     def take(self, delivery: Delivery) -> None:
         """Accept a batch."""
         batch = delivery.message
-        # A server's permissions are by subject: what a batch says of its origin must agree with it.
-        if not isinstance(batch, CfsBatch) or delivery.subject != _batch_subject(self._bus.root, batch.app, batch.node):
+        if not isinstance(batch, CfsBatch):
             self.subject_mismatches += 1
             return
         self._pending.append(batch)
@@ -181,7 +180,8 @@ class UpdateSender:
             reply = await self._reply_to(sent)
         except BusError as error:
             self._note_unacknowledged(update, error)
-        if not isinstance(reply, LimitReply):
+        if not isinstance(reply, LimitReply) or (reply.node, reply.seq) != (update.node, update.seq):
+            # What a node says of another's limits counts as no reply, like that to another update.
             self.lost += 1
             self._allocation.record_timeout(update)
             return
@@ -223,11 +223,3 @@ def _ignore(_delivery: Delivery) -> None:
 async def _stop(subscriptions: list[Subscription]) -> None:
     for subscription in subscriptions:
         await subscription.stop()
-
-
-def _batch_subject(root: str, app: str, node: str) -> str | None:
-    """None where no subject can carry such names."""
-    try:
-        return CFS.subject(root, app=app, node=node).text
-    except SubjectError:
-        return None

@@ -163,7 +163,7 @@ async def test_a_node_in_a_stored_fact_is_the_senders(server: SecuredNats, admin
 
     assert await stored_of(administrator, OTHERS) == []
     assert len(await stored_of(administrator, MINE)) == 1
-    assert administrator.counters["undecodable_wrong_node"] == 2
+    assert administrator.counters["undecodable_subject_mismatch"] == 2
     await forger.close(2)
 
 

@@ -208,7 +208,7 @@ async def test_a_reply_subject_is_no_way_around(server: SecuredNats, operator: N
         answered.append(delivery.subject)
         return MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, denial="")
 
-    subject = MEMORY_REQUESTS.subject("tb", app="shop")
+    subject = MEMORY_REQUESTS.subject("tb", app="shop", node=MINE)
     await allocator.serve(subject, answer)
     await allocator.flush(5)
     await tap(operator, "tb.evt.>", lambda subject, _data: heard.append(subject))

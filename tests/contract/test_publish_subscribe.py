@@ -37,7 +37,8 @@ async def test_delivery_tells_subject_and_size(lab: BusLab) -> None:
     await bus.subscribe(wildcard(lab.root), got.append)
     await bus.flush(60)
 
-    bus.publish(CFS.subject(lab.root, app="shop", node="gpu01.rack2"), node_info(1))
+    message = node_info(1, "gpu01.rack2")
+    bus.publish(CFS.subject(lab.root, app="shop", node="gpu01.rack2"), message)
     await until(lambda: got)
 
     assert CFS.parse(lab.root, got[0].subject) == {"app": "shop", "node": "gpu01.rack2"}
@@ -56,7 +57,7 @@ async def test_wildcards_select(lab: BusLab) -> None:
     await bus.flush(60)
 
     bus.publish(CFS.subject(lab.root, app="shop", node="n1"), node_info(1))
-    bus.publish(CFS.subject(lab.root, app="shop", node="n2"), node_info(2))
+    bus.publish(CFS.subject(lab.root, app="shop", node="n2"), node_info(2, "n2"))
     bus.publish(CFS.subject(lab.root, app="blog", node="n1"), node_info(3))
     bus.publish(LIMIT_DECISIONS.subject(lab.root, app="shop"), node_info(4))
     await until(lambda: len(everything) == 4)

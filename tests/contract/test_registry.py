@@ -164,7 +164,7 @@ async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_delivery: Any) -> MemoryReply:
         return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, denial="full")
 
-    await ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
+    await ours.serve(MEMORY_REQUESTS.subject("tb", app="shop", node="n1"), refuse)
     await ours.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=4096 * MIB))
     async with run_in_process(Agent, AgentSettings.load({}, node="n1"), bus) as agent:
         container = backend.add("web", quota_us=20_000, limit_bytes=256 * MIB)

@@ -51,7 +51,7 @@ async def test_garbage_and_another_hosts_name_are_counted_and_passed_over(lab: B
 
     assert await stored(bus) == [2, 3]
     counted = {name: count for name, count in bus.counters.items() if name.startswith("undecodable_")}
-    assert counted.pop("undecodable_wrong_node") == 1
+    assert counted.pop("undecodable_subject_mismatch") == 1
     assert list(counted.values()) == [1]
 
 

@@ -337,8 +337,11 @@ async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(
     assert code == 0, err
     assert "no allocator answers" in err
     assert "Memory in the last 24h: 699 grants (21.8 GiB), 1 OOM wait, 1 kill, 1 limits modified externally" in out
-    assert "web-0123456789ab  OOM killed at its limit of 100 MiB: 0 of 512 MiB are free" in out
-    assert "web-0123456789ab  limits drifted: modified externally: memory limit 100 MiB became 64 MiB, put back" in out
+    assert "web-0123456789ab on n1  OOM killed at its limit of 100 MiB: 0 of 512 MiB are free" in out
+    assert (
+        "web-0123456789ab on n1  limits drifted: modified externally: memory limit 100 MiB became 64 MiB, put back"
+        in out
+    )
 
     code, out, _ = await turnbuckle(bus, "explain", "shop", "--container", "db", "--json", "--since", "1h")
     memory = json.loads(out)["memory"]

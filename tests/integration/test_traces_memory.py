@@ -18,8 +18,8 @@ from tests.support.telemetry_rules import assert_all_declared
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.machine, pytest.mark.timeout(300)]
 LINEAGE = [
     ("turnbuckle-agent", "agent.handle_oom", "internal"),
-    ("turnbuckle-agent", "request cmd.memory.{app}", "client"),
-    ("turnbuckle-allocator", "respond cmd.memory.{app}", "server"),
+    ("turnbuckle-agent", "request cmd.memory.{app}.{node}", "client"),
+    ("turnbuckle-allocator", "respond cmd.memory.{app}.{node}", "server"),
     ("turnbuckle-allocator", "allocator.grant_memory", "internal"),
     ("turnbuckle-allocator", "request cmd.limits.{node}", "client"),
     ("turnbuckle-agent", "respond cmd.limits.{node}", "server"),

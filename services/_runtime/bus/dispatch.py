@@ -9,6 +9,7 @@ from typing import Final
 from schemas.codec import CodecError, decode, decode_as, encode, encode_json, is_json
 from schemas.message import Message
 from schemas.queries import QueryError
+from schemas.registry import contradicted_id
 from services._runtime.bus.api import (
     BusError,
     Delivery,
@@ -38,6 +39,18 @@ _COUNTER_NAMES: Final = (
 )
 
 
+def decode_from(subject: str, data: bytes) -> Message:
+    """The message on a subject.
+
+    Raises:
+        CodecError: undecodable, or it names another host, application or job than its subject.
+    """
+    message = decode(data)
+    if (name := contradicted_id(subject, message)) is not None:
+        raise CodecError("subject_mismatch", f"{message.type_name} names another {name} than its subject")
+    return message
+
+
 class Dispatch:
     """Message counters, and calls of handlers and responders that contain their errors."""
 
@@ -60,7 +73,7 @@ class Dispatch:
     def decode(self, subject: str, data: bytes, sequence: int = 0) -> Delivery | None:
         """The message, or None where it was counted and logged as undecodable."""
         try:
-            return Delivery(subject, decode(data), len(data), sequence)
+            return Delivery(subject, decode_from(subject, data), len(data), sequence)
         except CodecError as error:
             self.count_undecodable(subject, error)
             return None
@@ -79,7 +92,7 @@ class Dispatch:
         """Decode and call the handler; exceptions are counted and logged."""
         self.counts["received"] += 1
         try:
-            message = decode(data)
+            message = decode_from(subject, data)
         except CodecError as error:
             self.count_undecodable(subject, error)
             return
@@ -150,7 +163,7 @@ class Dispatch:
 
     async def _reply(self, responder: Responder, subject: str, data: bytes, model: type[Message] | None) -> Message:
         try:
-            message = decode(data) if model is None else decode_as(data, model)
+            message = decode_from(subject, data) if model is None else decode_as(data, model)
         except CodecError as error:
             self.count_undecodable(subject, error)
             return QueryError(code=400, message=str(error))

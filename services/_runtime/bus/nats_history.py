@@ -58,6 +58,6 @@ def _as_published(bus: NatsSession, stream: StreamSpec, delivery: Delivery) -> D
     except SubjectError:
         sender = ""
     if not sender or sender != ids["node"]:
-        bus.dispatch.counts["undecodable_wrong_node"] += 1
+        bus.dispatch.counts["undecodable_subject_mismatch"] += 1
         return None
     return Delivery(subject.text, delivery.message, delivery.size_bytes)

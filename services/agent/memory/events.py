@@ -211,7 +211,7 @@ class MemoryLoop:
             tasks_blocked=pending.paused,
             time_ns=self._clock.time_ns(),
         )
-        subject = MEMORY_REQUESTS.subject(self._bus.root, app=pending.app)
+        subject = MEMORY_REQUESTS.subject(self._bus.root, app=pending.app, node=self._incarnation.node)
         try:
             reply = await self._bus.request(subject, request, timeout_s=REQUEST_TIMEOUT_S)
         except BusError as error:

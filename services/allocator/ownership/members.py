@@ -32,7 +32,7 @@ MOST_UNABLE = 1_000
 WRITER_BITS = 10
 """The low bits of an epoch are its writer's own, so that two records have different epochs also where a store that lost
 its newest writes lets both replace the same one."""
-NO_RECORD = Members()
+NO_RECORD = Members.model_construct()  # not validated: an import compiles no validators
 
 ValueT = TypeVar("ValueT")
 

@@ -22,6 +22,8 @@ class HistoryEvent(NamedTuple):
 
     time_ns: int
     container: str
+    node: str
+    """The host that says so: the subject names it. It may name a container that another host runs."""
     sentence: str
     severe: bool
     """A denied grant, an enabled OOM killer, a kill or limit hits."""
@@ -29,7 +31,7 @@ class HistoryEvent(NamedTuple):
 
     def line(self) -> str:
         """For people."""
-        return f"{self.container}  {self.sentence}"
+        return f"{self.container} on {self.node}  {self.sentence}"
 
 
 class EventHistory:
@@ -40,21 +42,22 @@ class EventHistory:
 
     def __init__(self, container: str | None, last: int) -> None:
         self.total = MemoryCounters()
-        self.tallies: defaultdict[str, MemoryCounters] = defaultdict(MemoryCounters)
+        self.tallies: defaultdict[tuple[str, str], MemoryCounters] = defaultdict(MemoryCounters)
+        """By container and the host that says so."""
         self.drifts = 0
         self._container = container or ""
-        self._newest: defaultdict[tuple[str, str], deque[HistoryEvent]] = defaultdict(lambda: deque(maxlen=last))
+        self._newest: defaultdict[tuple[str, str, str], deque[HistoryEvent]] = defaultdict(lambda: deque(maxlen=last))
 
     def take(self, message: Message) -> None:
         """Add one stored event; ignores all but memory events, drift and CPU that a node refused."""
         if isinstance(message, OomEvent) and message.container.startswith(self._container):
             self.total.add(message)
-            self.tallies[message.container].add(message)
+            self.tallies[message.container, message.node].add(message)
             severe = message.kind in SEVERE_KINDS
             past = HistoryEvent(
-                message.time_ns, message.container, describe_event(message), severe, plain_event(message)
+                message.time_ns, message.container, message.node, describe_event(message), severe, plain_event(message)
             )
-            self._newest[message.container, "trouble" if severe else "memory"].append(past)
+            self._newest[message.container, message.node, "trouble" if severe else "memory"].append(past)
         elif (
             isinstance(message, ContainerEvent)
             and message.change in _SENTENCES
@@ -65,11 +68,12 @@ class EventHistory:
             past = HistoryEvent(
                 message.time_ns,
                 message.container,
+                message.node,
                 sentence,
                 severe=False,
                 plain=to_plain(message) | {"sentence": sentence},
             )
-            self._newest[message.container, message.change].append(past)
+            self._newest[message.container, message.node, message.change].append(past)
 
     @property
     def events(self) -> list[HistoryEvent]:
@@ -82,11 +86,16 @@ class EventHistory:
         found = ", ".join(part for part in (self.total.in_words(), drifts) if part)
         return f"Memory in the last {period}: {found or 'nothing happened near or at a limit'}"
 
+    def _key(self, container: str, node: str) -> str:
+        """The container, with the host where several say something of it."""
+        is_alone = all(other == node for named, other in self.tallies if named == container)
+        return container if is_alone else f"{container} on {node}"
+
     def plain(self) -> dict[str, Any]:
         """As plain JSON types."""
         return {
             "total": self.total.plain(),
-            "containers": {key: tally.plain() for key, tally in sorted(self.tallies.items())},
+            "containers": {self._key(*of): tally.plain() for of, tally in sorted(self.tallies.items())},
             "drifts": self.drifts,
             "events": [event.plain for event in self.events],
         }

@@ -284,7 +284,7 @@ class MemoryBus:
             if stream.stored_by_host(self.root) is not None:
                 (template,) = stream.templates
                 if template.parse(self.root, subject)["node"] != getattr(delivery.message, "node", None):
-                    self.dispatch.counts["undecodable_wrong_node"] += 1
+                    self.dispatch.counts["undecodable_subject_mismatch"] += 1
                     continue
             self.dispatch.hand(handler, delivery)
 

@@ -154,7 +154,7 @@ async def test_while_memory_available_is_too_low_nobody_is_asked_for_more(lab):
         requests.append(delivery.message)
         return MemoryReply(app="shop", epoch=1, granted_bytes=1 << 30, reclaiming_bytes=0)
 
-    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), give)
+    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop", node="n1"), give)
     async with lab.agent():
         container = await lab.guarded(reserve_mib=100)
         lab.backend.host.available_bytes = 60 * MIB
@@ -174,7 +174,7 @@ async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
         requests.append(delivery.message)
         return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, denial="shop may use 256 MiB")
 
-    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
+    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop", node="n1"), refuse)
     async with lab.agent():
         container = await lab.guarded()
         lab.backend.touch(container, 200 * MIB)
@@ -207,7 +207,7 @@ async def test_a_request_is_answered_by_a_reserve(lab):
         await lab.order(reserve_order, delivery.message.wanted_bytes)
         return MemoryReply(app="shop", epoch=1, granted_bytes=delivery.message.wanted_bytes, reclaiming_bytes=0)
 
-    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), grant)
+    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop", node="n1"), grant)
     async with lab.agent():
         container = await lab.guarded()
         lab.backend.touch(container, 200 * MIB)

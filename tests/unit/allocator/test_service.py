@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from schemas.apps import AppSpec
-from schemas.limits import LimitDecisions, LimitUpdate
+from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.queries import ExplainRequest, StateRequest
@@ -121,7 +121,9 @@ async def test_unknown_applications_are_named_as_such(pair):
 
 async def test_memory_requests_are_answered_by_the_owner_alone(pair):
     for app in NAMES:
-        reply = await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=60)
+        reply = await pair.bus.request(
+            MEMORY_REQUESTS.subject("tb", app=app, node="n1"), memory_request(app), timeout_s=60
+        )
         assert isinstance(reply, MemoryReply)
         epochs = [held[app] for held in pair.held if app in held]
         assert [reply.epoch] == epochs
@@ -134,7 +136,7 @@ async def test_an_owner_that_cannot_renew_its_heartbeat_answers_no_requests(pair
     monkeypatch.setattr(Membership, "may_act", lambda _membership: False)
 
     with pytest.raises(RequestRefusedError, match="retry") as refusal:
-        await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=60)
+        await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app, node="n1"), memory_request(app), timeout_s=60)
 
     assert refusal.value.code == 503
 
@@ -173,6 +175,25 @@ async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeyp
             update.seq for update in outcome.updates
         }
         assert not any(decisions in sent for decisions in outcome.decisions)
+
+
+@pytest.mark.parametrize(("named", "lost"), [("n1", 0), ("n2", 1)])
+async def test_a_reply_counts_for_the_node_that_was_asked(pair, named, lost):
+    """A host that acknowledges another's limits could have what was cut there handed out a second time."""
+    owner, recorded = pair.allocators[0], []
+    empty = {name: [] for name in LimitUpdate.column_types}
+    order = LimitUpdate.build([], empty, node="n1", incarnation=1, epoch=1, seq=7, time_ns=1, apps=("shop",))
+
+    async def reply(_delivery) -> LimitReply:
+        columns = {name: [] for name in LimitReply.column_types}
+        return LimitReply.build([], columns, node=named, incarnation=1, report_seq=1, epoch=1, seq=7)
+
+    await pair.bus.serve(LIMIT_UPDATES.subject("tb", node="n1"), reply)
+    owner._allocation.record_reply = lambda reply, *_: recorded.append(reply.node)
+    owner._sender.send((order,))
+    await until(lambda: recorded or owner._sender.lost, what="the reply")
+
+    assert (recorded, owner._sender.lost) == (["n1"] * (1 - lost), lost)
 
 
 async def test_limit_updates_leave_before_anything_is_told_or_counted(pair, monkeypatch, tmp_path):
@@ -216,7 +237,7 @@ async def test_limit_updates_leave_before_anything_is_told_or_counted(pair, monk
 async def test_a_withdrawn_application_is_unsubscribed_and_owned_again_when_announced_again(pair):
     app = NAMES[0]
     [before] = [held[app] for held in pair.held if app in held]
-    subject = MEMORY_REQUESTS.subject("tb", app=app)
+    subject = MEMORY_REQUESTS.subject("tb", app=app, node="n1")
     await pair.bus.bucket(APPS).delete(app)
     await until(lambda: not any(app in held for held in pair.held), what="given up")
     with pytest.raises(BusError):
@@ -224,7 +245,7 @@ async def test_a_withdrawn_application_is_unsubscribed_and_owned_again_when_anno
 
     await pair.announce(app)
 
-    await until(lambda: any(held.get(app, 0) > before for held in pair.held), what="owned again")
+    await until(lambda: any(held.get(app, 0) >= before for held in pair.held), what="owned again")
     assert isinstance(await pair.bus.request(subject, memory_request(app), timeout_s=60), MemoryReply)
 
 

@@ -124,7 +124,22 @@ def test_many_grants_do_not_hide_the_kill_before_them() -> None:
     assert history.plain()["containers"]["web-0123456789ab"]["kills"] == 1
     assert "999 grants" in history.summary("24h")
     assert "1 limits modified externally" in history.summary("24h")
-    assert "web-0123456789ab  OOM killed" in history.events[0].line()
+    assert "web-0123456789ab on n1  OOM killed" in history.events[0].line()
+
+
+def test_a_kill_that_another_host_tells_of_is_not_the_container_s() -> None:
+    """A host may name any container, on its own subject only."""
+    history = EventHistory(None, last=2)
+    history.take(oom_event(OomKind.GRANT, 0))
+    history.take(oom_event(OomKind.KILL, 1, node="n2"))
+
+    containers = history.plain()["containers"]
+    assert containers["web-0123456789ab on n1"]["kills"] == 0
+    assert containers["web-0123456789ab on n2"]["kills"] == 1
+    assert [event.line().partition("  ")[0] for event in history.events] == [
+        "web-0123456789ab on n1",
+        "web-0123456789ab on n2",
+    ]
 
 
 def test_who_changed_a_quota_is_in_the_history_and_its_json() -> None:
@@ -134,7 +149,7 @@ def test_who_changed_a_quota_is_in_the_history_and_its_json() -> None:
     history.take(drift(writer=writer, reason=reason))
 
     [event] = history.events
-    assert event.line().endswith(f"web-0123456789ab  limits drifted: {reason}")
+    assert event.line().endswith(f"web-0123456789ab on n1  limits drifted: {reason}")
     assert event.plain["writer"] == {"pid": 4711, "comm": "runc", "cgroup": "system.slice/docker.service"}
 
 
@@ -145,7 +160,7 @@ def test_cpu_that_a_node_refused_is_in_the_history_and_is_no_drift() -> None:
     history.take(drift(change=ContainerChange.EXITED, reason="of no interest here"))
 
     [event] = history.events
-    assert event.line().endswith(f"web-0123456789ab  more CPU refused: {reason}")
+    assert event.line().endswith(f"web-0123456789ab on n1  more CPU refused: {reason}")
     assert history.drifts == 0
 
 

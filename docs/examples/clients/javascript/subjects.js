@@ -52,10 +52,11 @@ export const limitUpdate = (node, root = "tb") => `${root}.cmd.limits.${token(no
 /**
  * MemoryRequest: a node's reserve for an application runs out: its owner refills it or says why not.
  * @param {string} app
+ * @param {string} node
  * @param {string} [root="tb"]
  * @returns {string}
  */
-export const memoryRequest = (app, root = "tb") => `${root}.cmd.memory.${token(app)}`;
+export const memoryRequest = (app, node, root = "tb") => `${root}.cmd.memory.${token(app)}.${token(node)}`;
 
 /**
  * OomEvent: a container's memory near or at its limit: grants, denied grants, OOM waits, kills.

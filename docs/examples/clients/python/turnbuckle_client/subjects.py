@@ -37,9 +37,9 @@ def limit_update(node: str, *, root: str = "tb") -> str:
     return f"{root}.cmd.limits.{token(node)}"
 
 
-def memory_request(app: str, *, root: str = "tb") -> str:
+def memory_request(app: str, node: str, *, root: str = "tb") -> str:
     """MemoryRequest: a node's reserve for an application runs out: its owner refills it or says why not."""
-    return f"{root}.cmd.memory.{token(app)}"
+    return f"{root}.cmd.memory.{token(app)}.{token(node)}"
 
 
 def oom_event(app: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
