@@ -43,6 +43,8 @@ class RefusedQuota(NamedTuple):
     """A clause for people, such as "cpu.cfs_burst_us is 100000"."""
     nearest_us: int = 0
     """The nearest quota that it accepts, us per period of `schemas.apps.PERIOD_US`; 0: not known."""
+    may_accept_less: bool = False
+    """A group that is not seen from here may have less (version 1)."""
 
 
 UNLIMITED = -1

@@ -204,7 +204,7 @@ class CgroupV1Handle(CgroupHandle):
         below = max(filter(None, map(_quota_of, _groups_below(cpu))), default=None)
         if below is not None and below.quota_us > quota_us:
             return RefusedQuota(f"the group below, {below}", below.quota_us)
-        return refused
+        return refused._replace(may_accept_less=True)
 
     def _write_bandwidth(self, quota: bytes, period: bytes) -> WriteOutcome:
         """Set both, in the order that the kernel accepts, or neither.
