@@ -368,15 +368,14 @@ class ContainerSet:
         return status
 
     def _write_nearest_quota(self, key: str, refused_us: int, why: RefusedQuota) -> None:
-        known = self.limits[key]
-        if why.nearest_us and (
-            known.quota_us < 0 or (refused_us < why.nearest_us) == (why.nearest_us < known.quota_us)
-        ):
-            self._try_quota(key, why.nearest_us)
-        elif known.quota_us < 0 and why.may_accept_less:
+        held_us, nearest_us = self.limits[key].quota_us, why.nearest_us
+        if nearest_us:
+            # Another write of what holds would refill the bandwidth.
+            if held_us < 0 or held_us < nearest_us < refused_us or refused_us < nearest_us < held_us:
+                self._try_quota(key, nearest_us)
+        elif held_us < 0 and why.may_accept_less:
             for halvings in range(1, _HALVINGS + 1):
-                quota_us = max(refused_us >> halvings, MIN_QUOTA_US)
-                if self._try_quota(key, quota_us) is not RowStatus.FAILED:
+                if self._try_quota(key, max(refused_us >> halvings, MIN_QUOTA_US)) is not RowStatus.FAILED:
                     return
 
     def _try_quota(self, key: str, quota_us: int) -> RowStatus:

@@ -76,6 +76,9 @@ def test_the_nearest_quota_that_the_kernel_accepts_is_written(node, host, values
 
     assert (files.quota_us, reply_rows(reply)[key]["quota_us"]) == (held_us, held_us)
     assert reply.refused_cpu == {key: f"the kernel refuses {reason}"}
+    written = list(files.writes)
+    again = carry_out(node, files, update({key: (ordered_us, 0)}, seq=2))
+    assert (again.refused_cpu, files.writes) == (reply.refused_cpu, written)
 
 
 def test_below_a_group_that_is_not_seen_a_first_quota_is_halved_until_it_is_accepted(node, host, monkeypatch):
