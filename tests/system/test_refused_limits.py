@@ -7,13 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+import pytest_asyncio
 
 from schemas.apps import AppSpec
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.subjects import CONTAINER_EVENTS
-from tests.support.cluster_lab import MIB, ClusterLab, LabContainer
+from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess
 from tests.support.deadline import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -23,39 +25,20 @@ def cpu_file(cluster: ClusterLab, container: LabContainer, name: str) -> Path:
     return Path(cluster.tree.cpu, container.directory, name)
 
 
-async def test_a_burst_is_lowered_for_a_container_that_joins_and_put_back_at_the_end(bare_cluster: ClusterLab) -> None:
-    """The report: 1.5 cores, a burst of 1.0 that somebody writes beside the agent, and a second container."""
-    cluster = bare_cluster
-    agent, allocator = cluster.launch_agent(), cluster.launch_allocator()
+Lab: TypeAlias = tuple[ClusterLab, ServiceProcess]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lab(bare_cluster: ClusterLab) -> Lab:
+    """With an allocator, and an agent."""
+    agent = bare_cluster.launch_agent()
+    await bare_cluster.launch_allocator().ready()
     await agent.ready()
-    await allocator.ready()
-    await cluster.announce(AppSpec(name="burst", cpu_limit=1.5, memory_limit=300 * MIB))
-    first = cluster.container("burst", "first", quota_us=150_000)
-    burst = cpu_file(cluster, first, "cpu.cfs_burst_us" if cluster.tree.version == 1 else "cpu.max.burst")
-    if not burst.exists():
-        pytest.skip("Linux before 5.14 has no bursts")
-    first.tell("burn 2")
-    await until(lambda: first.quota_us >= 120_000, within_s=60, what="a quota above the burst")
-    burst.write_text("100000", encoding="ascii")
-    second = cluster.container("burst", "second")
-    second.tell("burn 2")
-
-    def shared() -> bool:
-        return second.quota_us > 0 and second.limit_bytes > 0 and first.quota_us + second.quota_us <= 150_000
-
-    await until(lambda: shared() and first.quota_us < 100_000, within_s=60, what="both within the application's limit")
-    assert int(burst.read_text(encoding="ascii")) <= first.quota_us
-    await agent.signal(15)
-    assert (first.quota_us, burst.read_text(encoding="ascii")) == (150_000, "100000\n")
+    return bare_cluster, agent
 
 
-async def test_below_a_parent_with_less_a_container_gets_what_that_allows_and_people_the_reason(
-    bare_cluster: ClusterLab,
-) -> None:
-    cluster = bare_cluster
-    agent, allocator = cluster.launch_agent(), cluster.launch_allocator()
-    await agent.ready()
-    await allocator.ready()
+async def test_below_a_parent_with_less_a_container_gets_what_that_allows_and_people_the_reason(lab: Lab) -> None:
+    cluster, agent = lab
     await cluster.announce(AppSpec(name="below", cpu_limit=1.5, memory_limit=300 * MIB))
     async with cluster.listen(CONTAINER_EVENTS.pattern(cluster.bus.root, app="below")) as log:
         work = cluster.container("below", "work")
@@ -85,3 +68,26 @@ async def test_below_a_parent_with_less_a_container_gets_what_that_allows_and_pe
             within_s=60,
             what="the end of the refusal",
         )
+
+
+async def test_a_burst_is_lowered_for_a_container_that_joins_and_put_back_at_the_end(lab: Lab) -> None:
+    """The report: 1.5 cores, a burst of 1.0 written beside the agent, a second container. It ends the agent: last."""
+    cluster, agent = lab
+    await cluster.announce(AppSpec(name="burst", cpu_limit=1.5, memory_limit=300 * MIB))
+    first = cluster.container("burst", "first", quota_us=150_000)
+    burst = cpu_file(cluster, first, "cpu.cfs_burst_us" if cluster.tree.version == 1 else "cpu.max.burst")
+    if not burst.exists():
+        pytest.skip("Linux before 5.14 has no bursts")
+    first.tell("burn 2")
+    await until(lambda: first.quota_us >= 120_000, within_s=60, what="a quota above the burst")
+    burst.write_text("100000", encoding="ascii")
+    second = cluster.container("burst", "second")
+    second.tell("burn 2")
+
+    def shared() -> bool:
+        return second.quota_us > 0 and second.limit_bytes > 0 and first.quota_us + second.quota_us <= 150_000
+
+    await until(lambda: shared() and first.quota_us < 100_000, within_s=60, what="both within the application's limit")
+    assert int(burst.read_text(encoding="ascii")) <= first.quota_us
+    await agent.signal(15)
+    assert (first.quota_us, burst.read_text(encoding="ascii")) == (150_000, "100000\n")
