@@ -46,6 +46,8 @@ _IS_LOST[[RowStatus.FAILED, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, 
 _IS_LOST[RowStatus.NODE_BUDGET] = True
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 _NO_CHANGES: tuple[list[str], dict[str, Any]] = ([], {"quota_us": [], "limit_bytes": []})
+REASON_CHARACTERS = 500
+"""Of an agent's sentence that is kept: it names a control group or two."""
 POOLS_EVERY_STEPS = 10
 """Pools are published at least once a second."""
 
@@ -405,7 +407,8 @@ class AllocationCycle:
         if self.kernel_reasons or any(answer.refused.any() for answer in answers):
             kernel_bounds.record(rows, index, (answers[0], answers[1]), update.seq, now_ns)
             for resource, refused in (("cpu", reply.refused_cpu), ("memory", reply.refused_memory)):
-                self.kernel_reasons |= {(reply.node, key, resource): reason for key, reason in refused.items()}
+                reasons = {(reply.node, key, resource): why[:REASON_CHARACTERS] for key, why in refused.items()}
+                self.kernel_reasons |= reasons
             self.kernel_reasons = {of: why for of, why in self.kernel_reasons.items() if self._is_refused(*of)}
 
     def _is_refused(self, node_name: str, key: str, resource: str) -> bool:
@@ -420,7 +423,7 @@ class AllocationCycle:
         known = [
             self.kernel_reasons.get((*name, resource), "")
             for resource, names in (("cpu", kernel_bounds.QUOTA), ("memory", kernel_bounds.LIMIT))
-            if kernel_bounds.is_current(rows, names, row, now_ns)
+            if kernel_bounds.current(rows, names, now_ns)[row]
         ]
         return "; ".join(filter(None, known))
 

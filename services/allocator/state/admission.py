@@ -201,10 +201,10 @@ class _Left:
         """Before the first one."""
         rows = context.cluster.rows
         headroom, counted = context.node_headroom.copy(), counted_bytes(rows)
-        table, holdings = context.table, context.holdings
+        table, holdings, now_ns = context.table, context.holdings, context.time.now_ns
         overruns = (
-            excess(rows, QUOTA, holdings.quota_us, table.min_quota_us),
-            excess(rows, LIMIT, holdings.limit_bytes, table.min_memory_bytes),
+            excess(rows, QUOTA, holdings.quota_us, table.min_quota_us, now_ns),
+            excess(rows, LIMIT, holdings.limit_bytes, table.min_memory_bytes, now_ns),
         )
         return cls(context, rows.admitted.copy(), context.free_us, context.free_bytes, headroom, counted, *overruns)
 

@@ -126,10 +126,11 @@ def bounds(rows: Rows, names: _Columns, now_ns: int) -> Bounds:
     )
 
 
-def is_current(rows: Rows, names: _Columns, row: int, now_ns: int) -> bool:
-    """Whether a refusal holds, or was due to be tried again so lately that the policy may not have wanted to."""
-    retry_ns, refusals = getattr(rows, names.retry_ns)[row], getattr(rows, names.refusals)[row]
-    return bool(refusals > 0 and now_ns - retry_ns <= _RETRY_MAX_NS)
+def current(rows: Rows, names: _Columns, now_ns: int) -> BoolArray:
+    """Rows whose refusal holds, or was due to be tried again so lately that the policy may not have wanted to; (N,)."""
+    retry_ns, refusals = getattr(rows, names.retry_ns), getattr(rows, names.refusals)
+    lately: BoolArray = (refusals > 0) & (now_ns - retry_ns <= _RETRY_MAX_NS)
+    return lately
 
 
 def takes_no_limit(rows: Rows, names: _Columns) -> BoolArray:
@@ -146,7 +147,7 @@ def retry_due(rows: Rows, now_ns: int) -> BoolArray:
     return due
 
 
-def excess(rows: Rows, names: _Columns, committed: IntArray, least: IntArray) -> IntArray:
+def excess(rows: Rows, names: _Columns, committed: IntArray, least: IntArray, now_ns: int) -> IntArray:
     """What containers of each application have above their least, and the kernel refuses to take away; shape (A,).
 
     Args:
@@ -154,6 +155,8 @@ def excess(rows: Rows, names: _Columns, committed: IntArray, least: IntArray) ->
         names: of the resource.
         committed: what each row counts for, shape (N,).
         least: the minimum of a container by application, shape (A,).
+        now_ns: monotonic.
     """
-    refused = np.where(takes_no_limit(rows, names), committed, np.minimum(committed, getattr(rows, names.floor)))
+    floor = getattr(rows, names.floor) * current(rows, names, now_ns)
+    refused = np.where(takes_no_limit(rows, names), committed, np.minimum(committed, floor))
     return per_app(rows.app, np.maximum(refused - least[rows.app], 0), len(least))

@@ -20,6 +20,8 @@ MOST_IN_A_MINUTE = 12
 """Writes that are tried of one refused limit: after 0.2, 0.4, ... 25.6 s, then every 30 s, and some before the first
 reply."""
 JOIN_PERIODS = 10
+FAULT_PERIODS = 20
+"""A lost reply is known after a second, and the order after it needs some periods."""
 BOTH = frozenset({"quota", "memory"})
 """Files that can be written."""
 POLICIES = pytest.mark.parametrize("policy", ["waterfill", "escra"])
@@ -249,6 +251,26 @@ def refuse(shared, refusals, moment):
                     setattr(container, name, refusal[name])
 
 
+def deliver(shared, fault):
+    """What is under way, and what follows from it."""
+    if fault == "agent":
+        shared.start_agent()
+    elif fault == "owner":
+        shared.start_owner(shared.specs[0])
+    elif fault == "late":
+        return
+    elif fault == "lost":
+        for kind in ("batch", "update"):
+            for item in [item for item in shared.network if item[0] == kind]:
+                shared.deliver(next(index for index, other in enumerate(shared.network) if other is item))
+        while shared.network:
+            shared.drop(0)
+    elif fault == "doubled" and shared.network:
+        for index in range(len(shared.network)):
+            shared.deliver(index, keep=True)
+    shared.deliver_all()
+
+
 def refused_excess(shared):
     """What containers hold, or use without any limit, that they cannot be made to give back."""
     excess_us = excess_bytes = 0
@@ -262,13 +284,16 @@ def refused_excess(shared):
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    policy=st.sampled_from(["waterfill", "escra"]),
-    cores=st.sampled_from([0.5, 1.5, 3.0]),
-    memory_mib=st.sampled_from([128, 512]),
+    case=st.tuples(
+        st.sampled_from(["waterfill", "escra"]), st.sampled_from([0.5, 1.5, 3.0]), st.sampled_from([128, 512])
+    ),
     refusals=st.lists(REFUSAL, min_size=1, max_size=4),
     joins=st.lists(st.integers(0, 60), min_size=1, max_size=2),
+    faults=st.lists(st.sampled_from(["lost", "doubled", "late", "agent", "owner", None]), max_size=40),
 )
-def test_whatever_is_refused_newcomers_have_limits_and_all_heals(policy, cores, memory_mib, refusals, joins):
+def test_whatever_is_refused_all_that_join_have_limits_and_all_heals(case, refusals, joins, faults):
+    """At first messages are lost, doubled or late, and both sides restart: some periods after the last fault."""
+    policy, cores, memory_mib = case
     shared = shared_by(policy, cores=cores, memory=memory_mib * MIB)
     for _ in refusals:
         shared.start_container("shop")
@@ -277,14 +302,15 @@ def test_whatever_is_refused_newcomers_have_limits_and_all_heals(policy, cores, 
         refuse(shared, refusals, moment)
         if moment in joins:
             newcomers.append((moment, shared.start_container("shop")))
-        periods(shared, 1)
+        shared.run([10 * MIB] * len(shared.found))
+        deliver(shared, faults[moment] if moment < len(faults) else None)
         excess_us, excess_bytes = refused_excess(shared)
         # A burst of another hand raises nothing: the sum does not rise where it is beyond what may be.
         assert shared.quotas_us() <= max(cores * 100_000 + excess_us, before_us)
         assert shared.limits_bytes() <= max(memory_mib * MIB + excess_bytes, before_bytes)
         before_us, before_bytes = shared.quotas_us(), shared.limits_bytes()
         for joined, container in newcomers:
-            if moment >= joined + JOIN_PERIODS:
+            if moment >= max(joined + JOIN_PERIODS, len(faults) + FAULT_PERIODS):
                 assert container.quota_us > 0
                 assert container.limit_bytes > 0
     began_ns = shared.now_ns
