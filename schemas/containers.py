@@ -25,6 +25,11 @@ class ContainerChange(StrEnum):
     CPU_REFUSED = "cpu_refused"
     """Its node's CPU budget does not allow an increase of its CPU limit, or a part of it; `reason` has the figures. The
     event's limits are those that hold."""
+    LIMIT_REFUSED = "limit_refused"
+    """The kernel has refused a limit for a second or longer; `reason` says which values, and why. The event has the
+    limits that hold."""
+    LIMIT_ACCEPTED = "limit_accepted"
+    """The end of LIMIT_REFUSED: the kernel accepts such a limit again, or none was ordered for longer than a minute."""
 
 
 class ContainerSource(StrEnum):
@@ -53,7 +58,7 @@ class LimitWriter(Message):
 
 
 class ContainerEvent(Message):
-    """A container started, exited, was released, rejected, refused, drifted, or was refused more CPU time."""
+    """A container started, exited, was released, rejected, refused, drifted, or a limit of it was refused."""
 
     type_name: ClassVar[str] = "turnbuckle.container.v1.ContainerEvent"
 

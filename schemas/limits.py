@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from schemas.apps import Mode
 from schemas.message import ColumnarMessage, Count, Float64Column, Int64Column, UInt8Column, renamed
 
+REFUSED_RETRY_MAX_S: Final = 30.0
+"""Longest pause before a limit that the kernel has refused is ordered again."""
+
 
 class RowStatus(IntEnum):
     """Outcome of one row of a LimitUpdate."""
@@ -113,6 +116,11 @@ class LimitReply(ColumnarMessage):
     """As in `schemas.cfs.CfsBatch`, after the update."""
     node_budget_reason: Annotated[str, renamed("node_budget_reason", "node_refusal")] = ""
     """Why rows are `NODE_BUDGET`, or a reserve was given less, with the measured value and the threshold."""
+    refused_cpu: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
+    """Containers of FAILED rows whose CPU limit the kernel refused, with the reason. `quota_us` has what holds: the
+    nearest quota that it accepts, as far as the agent finds one, or the earlier one."""
+    refused_memory: dict[str, str] = {}  # noqa: RUF012 - as above
+    """The same of memory limits; the earlier one holds."""
     quota_us: Int64Column
     limit_bytes: Int64Column
     limit_update_seq: Annotated[Int64Column, renamed("limit_update_seq", "order_seq")]

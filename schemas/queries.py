@@ -34,6 +34,8 @@ class ContainerState(Message):
     admitted: bool
     rejection: Annotated[str, renamed("rejection", "refusal")] = ""
     report_age_s: float
+    kernel_refusal: str = ""
+    """Which limits of it the kernel refuses at present, and why."""
 
 
 class AppState(Message):

@@ -203,6 +203,11 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_agent_no_op_writes_total", "counter", "writes of a value that was in the kernel already"),
     MetricSpec("turnbuckle_agent_refused_writes_total", "counter", "writes that the kernel refused"),
     MetricSpec(
+        "turnbuckle_agent_refused_limits",
+        "gauge",
+        "limits of containers that the kernel refuses at present, CPU and memory",
+    ),
+    MetricSpec(
         "turnbuckle_agent_rejected_limit_updates_total",
         "counter",
         "limit updates that exceed the announced AppSpec, wholly or in part",

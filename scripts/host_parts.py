@@ -91,7 +91,9 @@ PARTS: Final = (
     Part(
         "allocator",
         ("allocator",),
-        _tests("system", "cluster cpu_overcommit node_budget peer_allocator replicas shared_limit takeover"),
+        _tests(
+            "system", "cluster cpu_overcommit node_budget peer_allocator refused_limits replicas shared_limit takeover"
+        ),
         _AGENT_AND_ALLOCATOR,
     ),
     Part(

@@ -36,6 +36,17 @@ class WriteOutcome(Enum):
     """The kernel refused it (EBUSY: memory below usage; EINVAL: above the parent): the old value still holds."""
 
 
+class RefusedQuota(NamedTuple):
+    """Why the kernel refused a CPU quota."""
+
+    cause: str
+    """A clause for people, such as "cpu.cfs_burst_us is 100000"."""
+    nearest_us: int = 0
+    """The nearest quota that it accepts, us per period of `schemas.apps.PERIOD_US`; 0: not known."""
+    may_accept_less: bool = False
+    """A group that is not seen from here may have less (version 1)."""
+
+
 UNLIMITED = -1
 
 

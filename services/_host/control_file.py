@@ -19,6 +19,7 @@ CLOSED: Final = -1
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _GONE: Final = frozenset({errno.ENODEV, errno.ENOENT, errno.EBADF, errno.ESRCH})
 """ENODEV: the group was removed under an open descriptor. EBADF: the handle was closed."""
+READ_ONLY: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _VALUE_BYTES: Final = 64
 
 
@@ -53,7 +54,17 @@ def read_once(path: str, most_bytes: int) -> bytes:
 class ControlFile:
     """One writable control file of one group, and the value that the kernel was last known to hold."""
 
-    __slots__ = ("_tally", "_writable", "before_change", "changed", "descriptor", "name", "original", "value")
+    __slots__ = (
+        "_open_errno",
+        "_tally",
+        "before_change",
+        "changed",
+        "descriptor",
+        "name",
+        "original",
+        "refused_errno",
+        "value",
+    )
 
     def __init__(self, directory: str, name: str, tally: WriteTally) -> None:
         """Open and read it; read-only where we may not write (observing without root).
@@ -63,13 +74,16 @@ class ControlFile:
         """
         self.name = name
         self._tally = tally
-        self._writable = True
+        self._open_errno = 0
+        """Why it was opened read-only; 0: it was not."""
+        self.refused_errno = 0
+        """Why the latest write was refused; 0: it was not."""
         try:
             self.descriptor = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if error.errno not in READ_ONLY:
                 raise
-            self._writable = False
+            self._open_errno = error.errno
             self.descriptor = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         self.value = b""
         self.original = self.refresh()
@@ -91,14 +105,15 @@ class ControlFile:
 
     def write(self, value: bytes) -> WriteOutcome:
         """Write and count. `value` is spelled as the kernel would print it, so that no-op writes are recognised."""
-        if not self._writable:
-            return self.refuse()
+        if self._open_errno:
+            return self.refuse(self._open_errno)
         if not self.changed and self.before_change is not None:
             self.before_change(self)
         try:
             os.pwrite(self.descriptor, value, 0)
         except OSError as error:
-            return WriteOutcome.VANISHED if is_gone(error) else self.refuse()
+            return WriteOutcome.VANISHED if is_gone(error) else self.refuse(error.errno or errno.EINVAL)
+        self.refused_errno = 0
         tally = self._tally
         tally.writes_by_file[self.name] = tally.writes_by_file.get(self.name, 0) + 1
         if value == self.value:
@@ -108,10 +123,19 @@ class ControlFile:
             self.changed = True
         return WriteOutcome.WRITTEN
 
-    def refuse(self) -> WriteOutcome:
-        """Count a refusal, the kernel's or the agent's own."""
+    def refuse(self, reason_errno: int = errno.EBUSY) -> WriteOutcome:
+        """Count a refusal, the kernel's or the agent's own (of a memory limit below what is in use)."""
         self._tally.refused += 1
+        self.refused_errno = reason_errno
         return WriteOutcome.REFUSED
+
+    @property
+    def refusal(self) -> str:
+        """Why the latest write was refused, for people; empty: it was not."""
+        if not self.refused_errno:
+            return ""
+        code = errno.errorcode.get(self.refused_errno, str(self.refused_errno))
+        return f"{self.name}: {os.strerror(self.refused_errno)} ({code})"
 
     @property
     def configured(self) -> bytes:
@@ -170,13 +194,22 @@ class OpenFiles:
         """A control file. Raises OSError, with everything closed."""
         return self._keep(ControlFile, directory, name)
 
+    def control_if_there(self, directory: str, name: str) -> ControlFile | None:
+        """A control file that is opened late. None: there is none, or the group has gone; all others stay open."""
+        try:
+            return self._register(ControlFile(directory, name, self._tally))
+        except OSError:
+            return None
+
     def switch(self, directory: str, name: str) -> SwitchFile:
         """A control file of several lines. Raises OSError, with everything closed."""
         return self._keep(SwitchFile, directory, name)
 
     def _keep(self, kind: type[ControlFileT], directory: str, name: str) -> ControlFileT:
         with self._closed_on_error():
-            file = kind(directory, name, self._tally)
+            return self._register(kind(directory, name, self._tally))
+
+    def _register(self, file: ControlFileT) -> ControlFileT:
         self._closers.callback(file.close)
         self.controls.append(file)
         return file

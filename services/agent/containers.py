@@ -10,14 +10,26 @@ from typing import Any, Final
 
 import numpy as np
 
+from schemas.apps import MIN_QUOTA_US
 from schemas.containers import ContainerSource
 from schemas.limits import RowStatus
-from services._host.cgroup_snapshot import COUNTER_COLUMNS, UNLIMITED, BoolArray, IntArray, Limits, WriteOutcome
+from schemas.reasons import Resource, quantity
+from services._host.cgroup_snapshot import (
+    COUNTER_COLUMNS,
+    UNLIMITED,
+    BoolArray,
+    IntArray,
+    Limits,
+    RefusedQuota,
+    WriteOutcome,
+)
 from services.agent.ports import ContainerHandle, FoundContainer, Host
 
 _PAGE_BYTES: Final = 4096
 _MOST: Final = Limits(1 << 40, 1 << 60)
 """What a batch can carry."""
+_HALVINGS: Final = 4
+"""Of a first quota that a group which is not seen from here refuses: down to a sixteenth."""
 ROUNDING_BYTES: Final = 1 << 16
 """The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
 
@@ -249,6 +261,8 @@ class ContainerSet:
         self.inventory = inventory
         self.limits: dict[str, ContainerLimits] = {}
         self.writes = WriteCounters()
+        self.refusal = ""
+        """Why the kernel refused the latest limit that it refused, and what holds instead."""
         self.managed: dict[str, ManagedContainer] = {}
         self.samples = SampleState()
         self._key_by_id: dict[str, str] = {}
@@ -342,10 +356,30 @@ class ContainerSet:
         return limits
 
     def write_quota(self, key: str, quota_us: int) -> RowStatus:
-        """Write a quota unless it holds already."""
+        """Write a quota unless it holds already; FAILED: the nearest one that the kernel accepts, as far as known."""
         known = self.limits[key]
         if quota_us == known.quota_us:
             return RowStatus.UNCHANGED
+        status = self._try_quota(key, quota_us)
+        if status is RowStatus.FAILED:
+            why = self.managed[key].handle.why_quota_refused(quota_us)
+            self._write_nearest_quota(key, quota_us, why)
+            self.refusal = _refusal("cpu", quota_us, known.quota_us, why.cause)
+        return status
+
+    def _write_nearest_quota(self, key: str, refused_us: int, why: RefusedQuota) -> None:
+        held_us, nearest_us = self.limits[key].quota_us, why.nearest_us
+        if nearest_us:
+            # Another write of what holds would refill the bandwidth.
+            if held_us < 0 or held_us < nearest_us < refused_us or refused_us < nearest_us < held_us:
+                self._try_quota(key, nearest_us)
+        elif held_us < 0 and why.may_accept_less:
+            for halvings in range(1, _HALVINGS + 1):
+                if self._try_quota(key, max(refused_us >> halvings, MIN_QUOTA_US)) is not RowStatus.FAILED:
+                    return
+
+    def _try_quota(self, key: str, quota_us: int) -> RowStatus:
+        known = self.limits[key]
         outcome = self.managed[key].handle.write_quota(quota_us)
         if outcome is WriteOutcome.WRITTEN:
             self.writes.quota_writes += 1
@@ -358,7 +392,11 @@ class ContainerSet:
         if outcome is WriteOutcome.WRITTEN:
             self.writes.memory_writes += 1
             self.limits[key].limit_bytes = limit_bytes
-        return self._status(key, outcome)
+        status = self._status(key, outcome)
+        if status is RowStatus.FAILED:
+            cause = self.managed[key].handle.why_memory_refused()
+            self.refusal = _refusal("memory", limit_bytes, self.limits[key].limit_bytes, cause)
+        return status
 
     def wake_tasks(self, key: str, limit_bytes: int) -> None:
         """Make tasks that wait below the memory limit try again: the kernel wakes them when the limit is raised.
@@ -376,6 +414,12 @@ class ContainerSet:
         self.writes.refused_writes += 1
         self.refresh(key)
         return RowStatus.FAILED
+
+
+def _refusal(resource: Resource, ordered: int, held: int, cause: str) -> str:
+    if held < 0:
+        return f"the kernel refuses any {'CPU' if resource == 'cpu' else 'memory'} limit: {cause}"
+    return f"the kernel refuses {'less' if ordered < held else 'more'} than {quantity(resource, held)}: {cause}"
 
 
 def _sum_of(limits: list[Limits]) -> Limits:

@@ -15,6 +15,7 @@ from services._host.cgroup_snapshot import (
     Notification,
     Pressure,
     QuotaWriter,
+    RefusedQuota,
     ThrottleSnapshot,
     WriteOutcome,
 )
@@ -46,10 +47,19 @@ class ContainerHandle(Protocol):
         """Kills by the kernel since the cgroup was made; 0 if vanished."""
 
     def write_quota(self, quota_us: int) -> WriteOutcome:
-        """Set the quota (>= 1000) per `PERIOD_US`; sets the period too where the kernel holds another one."""
+        """Set the quota (>= 1000) per `PERIOD_US`; sets the period too where the kernel holds another one.
+
+        A CPU burst above it is lowered with it, and put back as far as later quotas, and the original one, allow.
+        """
+
+    def why_quota_refused(self, quota_us: int) -> RefusedQuota:
+        """Why `write_quota` of this quota was just REFUSED; reads other groups' files, milliseconds."""
 
     def write_memory(self, limit_bytes: int) -> WriteOutcome:
         """Set the memory limit, without ever causing a kill by itself (v2: memory.max never below current + margin)."""
+
+    def why_memory_refused(self) -> str:
+        """Why `write_memory` was just REFUSED, a clause for people."""
 
     def read_memory(self) -> MemoryState | None:
         """Usage, limit and whether tasks wait, now. None: vanished."""

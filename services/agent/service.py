@@ -180,6 +180,7 @@ class Agent:
         self._bus.write_now()
         node.sampler.read_back(self._clock.monotonic_ns())
         self._flush()
+        self._report_refused_limits(node)
         self._log_inventory(node)
         self._sampling = True
         poll = node.sampler.polls_between_samples
@@ -205,6 +206,14 @@ class Agent:
         limits = node.containers.limits[refusal.container]
         detail = Detail(limits.quota_us, limits.limit_bytes, reason=refusal.reason)
         self._events.publish(node.containers.managed[refusal.container].found, ContainerChange.CPU_REFUSED, detail)
+
+    def _report_refused_limits(self, node: Node) -> None:
+        node.limits.refused.expire(self._clock.monotonic_ns())
+        for refusal in node.limits.refused.take_changes():
+            limits = node.containers.limits[refusal.container]
+            detail = Detail(limits.quota_us, limits.limit_bytes, reason=refusal.reason)
+            change = ContainerChange.LIMIT_ACCEPTED if refusal.ended else ContainerChange.LIMIT_REFUSED
+            self._events.publish(node.containers.managed[refusal.container].found, change, detail)
 
     # -- containers --------------------------------------------------------------------------------------------
 
@@ -326,6 +335,7 @@ class Agent:
         observe("turnbuckle_agent_quota_writes_total", lambda: node.containers.writes.quota_writes)
         observe("turnbuckle_agent_memory_writes_total", lambda: node.containers.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.containers.writes.refused_writes)
+        observe("turnbuckle_agent_refused_limits", lambda: len(node.limits.refused))
         cpu = node.limits.cpu_budget
         observe("turnbuckle_agent_node_cpu_budget_rejections_total", lambda: cpu.rejections)
         observe("turnbuckle_agent_node_allocatable_cores", lambda: (cpu.allocatable_us or 0) / PERIOD_US)

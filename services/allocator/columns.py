@@ -97,6 +97,22 @@ class Rows:
     limit_inflight_bytes: IntArray
     limit_deferred_bytes: IntArray
 
+    quota_floor_us: IntArray
+    """The kernel refuses less (`state.kernel_bounds`); 0: not that we know."""
+    quota_ceiling_us: IntArray
+    """It refuses more; 0: not that we know."""
+    quota_retry_ns: IntArray
+    """Until when nothing beyond these two is ordered, monotonic."""
+    quota_refusals: IntArray
+    """Refusals in a row; 0: none."""
+
+    limit_floor_bytes: IntArray
+    limit_ceiling_bytes: IntArray
+    limit_retry_ns: IntArray
+    limit_refusals: IntArray
+    bounds_seq: IntArray
+    """Newest limit update of which the reply says what the kernel refuses."""
+
     sampled_ns: IntArray
     """When the newest sample of a whole period was taken, by the agent's clock; 0: none yet."""
     used_us: IntArray
@@ -383,20 +399,25 @@ def _resync_external_changes(rows: Rows, index: IntArray, periodic: BoolArray) -
     differs = (quota_us != rows.quota_ordered_us[mine]) | (limit_bytes != rows.limit_ordered_bytes[mine])
     mismatches = np.where(differs & admitted, rows.mismatches[mine] + periodic, 0)
     rows.mismatches[mine] = mismatches
-    unlimited = (quota_us == UNLIMITED) | (limit_bytes == UNLIMITED)
-    resync(rows, index[(mismatches >= RESYNC_AFTER_REPORTS) | (unlimited & admitted)])
+    resync(rows, index[(mismatches >= RESYNC_AFTER_REPORTS) | (_lacks_limits(rows, index) & admitted)])
 
 
 def resync(rows: Rows, index: IntArray) -> None:
     """Continue from the kernel's values for these rows, dropping what was ordered.
 
-    A row that is unlimited there is no longer admitted: it needs initial limits again.
+    A row that is unlimited there is no longer admitted, and needs initial limits again, unless the kernel refuses them.
     """
     rows.mismatches[index] = 0
     rows.quota_ordered_us[index] = rows.quota_us[index]
     rows.limit_ordered_bytes[index] = rows.limit_bytes[index]
-    unlimited = (rows.quota_us[index] == UNLIMITED) | (rows.limit_bytes[index] == UNLIMITED)
-    rows.admitted[index[unlimited]] = False
+    rows.admitted[index[_lacks_limits(rows, index)]] = False
+
+
+def _lacks_limits(rows: Rows, index: IntArray) -> BoolArray:
+    lacks: BoolArray = ((rows.quota_us[index] == UNLIMITED) & (rows.quota_refusals[index] == 0)) | (
+        (rows.limit_bytes[index] == UNLIMITED) & (rows.limit_refusals[index] == 0)
+    )
+    return lacks
 
 
 def record_updates(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray], seq: IntArray | int) -> None:

@@ -17,11 +17,12 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, MemoryRequest
-from services.allocator.columns import IntArray, Reasons, Report, ack, grouped, record_updates, resync, runs
+from services.allocator.columns import Bools, IntArray, Reasons, Report, ack, grouped, record_updates, resync, runs
 from services.allocator.cpu import escra, waterfill
 from services.allocator.cpu import pipeline as cpu
 from services.allocator.memory import policy as memory
 from services.allocator.memory import reserves
+from services.allocator.state import kernel_bounds
 from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions
 from services.allocator.state.app_parameters import AppTable, build_table
 from services.allocator.state.budget import (
@@ -45,6 +46,8 @@ _IS_LOST[[RowStatus.FAILED, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, 
 _IS_LOST[RowStatus.NODE_BUDGET] = True
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 _NO_CHANGES: tuple[list[str], dict[str, Any]] = ([], {"quota_us": [], "limit_bytes": []})
+REASON_CHARACTERS = 500
+"""Of an agent's sentence that is kept: it names a control group or two."""
 POOLS_EVERY_STEPS = 10
 """Pools are published at least once a second."""
 
@@ -93,6 +96,8 @@ class AllocationCycle:
         self.step_count = 0
         self.refusals: dict[tuple[str, str], str] = {}
         """Why (node, container) is not admitted."""
+        self.kernel_reasons: dict[tuple[str, str, str], str] = {}
+        """Why the kernel refuses a limit, by (node, container, ``cpu`` or ``memory``)."""
         self.inventory = NodeInventory()
         self.leases = LeaseState(warm_up_ns)
         self.savings = SavingsSums()
@@ -213,6 +218,8 @@ class AllocationCycle:
             np.zeros(len(index), dtype=np.bool_),
         )
         ack(self.cluster.rows, report, time.now_ns)
+        if reply.keys == update.keys:
+            self._record_refusals((reply, update), index, known, time.now_ns)
         lost = index[_IS_LOST[status[known]]]
         if len(lost):
             self._resync(lost, reply.seq)
@@ -252,6 +259,7 @@ class AllocationCycle:
     def _decide(self, context: StepContext, before: Ordered, send: Send) -> Outcome:
         """Admit, decide and assign, in a step with containers."""
         rows = self.cluster.rows
+        rows.admitted[kernel_bounds.retry_due(rows, context.time.now_ns)] = False
         may_decide = context.decidable
         applying = may_decide & ~rows.admitted & context.eligible[rows.app]
         waiting = applying & rows.fresh
@@ -381,6 +389,43 @@ class AllocationCycle:
         cut = targets < rows.limit_ordered_bytes
         rows.limit_ordered_bytes[cut] = targets[cut]
         rows.limit_deferred_bytes[cut] = 0
+
+    def _record_refusals(
+        self, exchange: tuple[LimitReply, LimitUpdate], index: IntArray, known: Bools, now_ns: int
+    ) -> None:
+        """Record what the kernel refused, and accepted again, of the rows ``index``, the ``known`` ones of a reply."""
+        reply, update = exchange
+        rows, keys = self.cluster.rows, [self.cluster.keys[row] for row in index.tolist()]
+        answers = [
+            kernel_bounds.Answer(
+                update.column(name)[known],
+                reply.column(name)[known],
+                np.array([key in refused for key in keys], dtype=np.bool_),
+            )
+            for name, refused in (("quota_us", reply.refused_cpu), ("limit_bytes", reply.refused_memory))
+        ]
+        if self.kernel_reasons or any(answer.refused.any() for answer in answers):
+            kernel_bounds.record(rows, index, (answers[0], answers[1]), update.seq, now_ns)
+            for resource, refused in (("cpu", reply.refused_cpu), ("memory", reply.refused_memory)):
+                reasons = {(reply.node, key, resource): why[:REASON_CHARACTERS] for key, why in refused.items()}
+                self.kernel_reasons |= reasons
+            self.kernel_reasons = {of: why for of, why in self.kernel_reasons.items() if self._is_refused(*of)}
+
+    def _is_refused(self, node_name: str, key: str, resource: str) -> bool:
+        node, rows = self.cluster.node_index(node_name), self.cluster.rows
+        [row] = self.cluster.find_rows(node, [key]) if node is not None else [None]
+        return row is not None and bool((rows.quota_refusals if resource == "cpu" else rows.limit_refusals)[row])
+
+    def kernel_refusal(self, row: int, now_ns: int) -> str:
+        """What the kernel refuses of a container at present, and why; empty: nothing that is known."""
+        rows, cluster = self.cluster.rows, self.cluster
+        name = cluster.nodes[int(rows.node[row])].name, cluster.keys[row]
+        known = [
+            self.kernel_reasons.get((*name, resource), "")
+            for resource, names in (("cpu", kernel_bounds.QUOTA), ("memory", kernel_bounds.LIMIT))
+            if kernel_bounds.current(rows, names, now_ns)[row]
+        ]
+        return "; ".join(filter(None, known))
 
     def _resync(self, index: IntArray, seq: int) -> None:
         """Resync rows whose update failed or was lost, unless a newer one is in flight."""

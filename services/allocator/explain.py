@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from schemas.limits import LimitDecisions
 from schemas.queries import AppState, Explanation
 from schemas.reasons import Reason, Resource, quantity, sentence
+
+MAX_NAMED: Final = 3
+"""Containers of which a summary says what the kernel refuses; more are counted."""
 
 
 def explain(
@@ -58,11 +62,14 @@ def explanations(decisions: LimitDecisions) -> Iterator[Explanation]:
 def summary(state: AppState) -> str:
     """One application in a sentence."""
     spec, waiting = state.spec, sum(not container.admitted for container in state.containers)
+    refused = [f"{each.container}: {each.kernel_refusal}" for each in state.containers if each.kernel_refusal]
+    more = [f"{len(refused) - MAX_NAMED} more of which it refuses limits"] if len(refused) > MAX_NAMED else []
     verb = "would hold" if spec.mode == "observe" else "hold"
     return (
         f"{len(state.containers)} containers {verb} {quantity('cpu', state.cpu_committed_us)} of {spec.cpu_limit:.2f} "
         f"and {quantity('memory', state.memory_committed_bytes)} of {quantity('memory', int(spec.memory_limit))} "
-        f"(policy {spec.policy}, mode {spec.mode})" + (f"; {waiting} not admitted" if waiting else "")
+        f"(policy {spec.policy}, mode {spec.mode})"
+        + "; ".join(["", *([f"{waiting} not admitted"] if waiting else []), *refused[:MAX_NAMED], *more])
     )
 
 

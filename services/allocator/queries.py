@@ -160,6 +160,7 @@ class Queries:
                 admitted=bool(rows.admitted[row]),
                 rejection=allocation.refusals.get((node, cluster.keys[row]), ""),
                 report_age_s=(now_ns - int(rows.report_ns[row])) / 1e9,
+                kernel_refusal=allocation.kernel_refusal(row, now_ns),
             )
             for row in np.flatnonzero(rows.app == index).tolist()
         )

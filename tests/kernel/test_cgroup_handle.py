@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from services._host.cgroup_processes import write_file
-from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, WriteOutcome
+from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, RefusedQuota, WriteOutcome
 from tests.support.cgroup_lab import BURN, wait_until
 
 pytestmark = pytest.mark.root
@@ -183,6 +183,46 @@ def test_under_a_limited_parent_quota_and_period_find_their_order(lab):
     assert handle.read_limits().quota_us == 40_000
     assert Path(f"{directory}/cpu.cfs_period_us").read_text() == "50000\n"
     assert Path(f"{directory}/cpu.cfs_quota_us").read_text() == "20000\n"
+
+
+def test_the_burst_follows_the_quota_and_is_put_back(lab):
+    """The kernel refuses a burst above its quota, and a quota below its burst, also one that others set meanwhile."""
+    group = lab.group(quota_us=150_000)
+    directory = lab.layout.directories(group.directory)["cpu"]
+    file = Path(f"{directory}/{'cpu.cfs_burst_us' if lab.layout.version == 1 else 'cpu.max.burst'}")
+    if not file.exists():
+        pytest.skip("Linux before 5.14 has no bursts")
+    handle = lab.handle(group)
+    write_file(str(file), "100000")
+    assert handle.write_quota(38_000) is WriteOutcome.WRITTEN
+    assert (handle.read_limits().quota_us, file.read_text()) == (38_000, "38000\n")
+    assert handle.write_quota(60_000) is WriteOutcome.WRITTEN
+    assert (handle.read_limits().quota_us, file.read_text()) == (60_000, "60000\n")
+    handle.restore()
+    assert (handle.read_limits().quota_us, file.read_text()) == (150_000, "100000\n")
+
+
+def test_groups_above_and_below_that_refuse_a_quota_are_named(lab):
+    """Version 1: that of every group lies between those of the groups below and that of the one above."""
+    if lab.layout.version == 2:
+        pytest.skip("version 2 accepts a child above its parent")
+    group = lab.group()
+    directory = Path(lab.layout.directories(group.directory)["cpu"])
+    write_file(f"{directory.parent}/cpu.cfs_quota_us", "50000")
+    handle = lab.handle(group)
+    assert handle.write_quota(75_000) is WriteOutcome.REFUSED
+    above = RefusedQuota(f"the group above, {directory.parent}, has a quota of 0.50 cores", 50_000)
+    assert handle.why_quota_refused(75_000) == above
+    assert handle.write_quota(50_000) is WriteOutcome.WRITTEN
+    below = directory / "below"
+    below.mkdir()
+    try:
+        write_file(f"{below}/cpu.cfs_quota_us", "40000")
+        assert handle.write_quota(30_000) is WriteOutcome.REFUSED
+        reason = RefusedQuota(f"the group below, {below}, has a quota of 0.40 cores", 40_000)
+        assert handle.why_quota_refused(30_000) == reason
+    finally:
+        below.rmdir()
 
 
 def test_the_cost_of_a_reading_is_printed(lab, capsys):

@@ -18,6 +18,7 @@ OF_VERSIONS = {
         "test_a_memory_limit_below_usage_is_refused_and_the_old_one_holds",
         "test_oom_kills_are_counted",
         "test_a_container_with_a_period_of_50_ms",
+        "test_the_burst_follows_the_quota_and_is_put_back",
     ),
     "test_managed_groups.py": (
         "test_a_process_moves_in_and_is_seen_in_every_hierarchy",

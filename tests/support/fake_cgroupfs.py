@@ -112,7 +112,7 @@ class FakeKernel:
         return len(data)
 
     def path(self, name: str) -> Path:
-        [path] = self.base.rglob(name)
+        [path] = self.base.glob(f"*/{DIRECTORY}/{name}")
         return path
 
     def value(self, name: str) -> str:
@@ -139,6 +139,18 @@ def memsw_rule(kernel: FakeKernel, name: str, value: str) -> int | None:
     if name == "memory.memsw.limit_in_bytes" and int(value) < int(kernel.value("memory.limit_in_bytes")):
         return errno.EINVAL
     return None
+
+
+def burst_rule(kernel: FakeKernel, name: str, value: str) -> int | None:
+    """No burst above its quota (kernel/sched/core.c, tg_set_cfs_bandwidth); without a quota any."""
+    v1 = (kernel.base / "cpu").exists()
+    quota = kernel.value("cpu.cfs_quota_us") if v1 else kernel.value("cpu.max").split()[0]
+    burst = int(kernel.value("cpu.cfs_burst_us" if v1 else "cpu.max.burst"))
+    if name in {"cpu.cfs_quota_us", "cpu.max"}:
+        quota = value.split(maxsplit=1)[0]
+    elif name in {"cpu.cfs_burst_us", "cpu.max.burst"}:
+        burst = int(value)
+    return None if quota in {"-1", "max"} or burst <= int(quota) else errno.EINVAL
 
 
 def ratio_rule(most: float) -> Refusal:

@@ -14,6 +14,7 @@ from services._host.cgroup_snapshot import (
     NotificationKind,
     Pressure,
     QuotaWriter,
+    RefusedQuota,
     WriteOutcome,
     read_each,
 )
@@ -27,6 +28,9 @@ PAGE_BYTES = 4096
 class FakeContainer:
     """Control files of one container; set `gone` to make it vanish and `refuse` to make the kernel say no.
 
+    It also says no as Linux does: to a quota below `burst_us` (which nobody lowers here) or that of a group below, to
+    one above the group above (version 1), and to whatever is not in `writable`.
+
     `touch` uses memory: at the limit a guarded container's tasks wait and go on when the limit rises; without a guard,
     or once that is released, the kernel kills.
     """
@@ -38,6 +42,15 @@ class FakeContainer:
     limit_hits: int = 0
     gone: bool = False
     refuse: bool = False
+    burst_us: int = 0
+    child_quota_us: int = 0
+    """0: there is none."""
+    parent_quota_us: int = 0
+    """0: unlimited."""
+    writable: frozenset[str] = frozenset({"quota", "memory"})
+    attempts: list[tuple[int, str, int]] = field(default_factory=list)
+    """Writes that were tried: moment (`now_ns`), what, value."""
+    now_ns: int = 0
     writes: list[tuple[str, int]] = field(default_factory=list)
     original: tuple[int, int] | None = None
     key: str = ""
@@ -89,10 +102,26 @@ class FakeContainer:
         return 0 if self.gone else self.reclaimable_bytes
 
     def write_quota(self, quota_us):
+        self.attempts.append((self.now_ns, "quota", quota_us))
+        most = self.parent_quota_us or quota_us
+        if not self.gone and not max(self.burst_us, self.child_quota_us) <= quota_us <= most:
+            return WriteOutcome.REFUSED
         return self._write("quota", quota_us)
+
+    def why_quota_refused(self, quota_us):
+        if "quota" not in self.writable or self.refuse:
+            return RefusedQuota("cpu.cfs_quota_us: Read-only file system (EROFS)")
+        for floor_us, what in ((self.burst_us, "cpu.cfs_burst_us is"), (self.child_quota_us, "the group below has")):
+            if quota_us < floor_us:
+                return RefusedQuota(f"{what} {floor_us}", floor_us)
+        return RefusedQuota(f"the group above has {self.parent_quota_us}", self.parent_quota_us)
+
+    def why_memory_refused(self):
+        return "memory.limit_in_bytes: Read-only file system (EROFS)"
 
     def write_memory(self, limit_bytes):
         limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES
+        self.attempts.append((self.now_ns, "memory", limit_bytes))
         if not self.gone and limit_bytes < self.usage_bytes - self.reclaimable_bytes:
             return WriteOutcome.REFUSED
         outcome = self._write("memory", limit_bytes)
@@ -102,7 +131,7 @@ class FakeContainer:
     def _write(self, kind, value):
         if self.gone:
             return WriteOutcome.VANISHED
-        if self.refuse:
+        if self.refuse or kind not in self.writable:
             return WriteOutcome.REFUSED
         if self.original is None:
             self.original = (self.quota_us, self.limit_bytes)

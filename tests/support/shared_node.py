@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode, encode
@@ -85,6 +86,9 @@ class SharedNode:
                 used_us = (container.quota_us if limited else PERIOD_US) if busy else 1000
                 container.run(used_us, throttled=int(busy and limited), memory_bytes=allowed)
         self.now_ns += PERIOD_NS
+        for container in self.host.containers.values():
+            container.now_ns = self.now_ns
+        self.act_of_agent(lambda: self.node.poll_decreases(self.now_ns))
         with_batches = self.act_of_agent(lambda: self.node.sample(self.now_ns, self.now_ns)[0])
         here = {batch.app for batch in with_batches}
         empty = [self.node.empty_batch(app, self.now_ns) for app in self.owners if app not in here]
@@ -110,9 +114,8 @@ class SharedNode:
             self._deliver_batch(decode(data), reclaim=reclaim)
         elif kind == "update":
             update, owner = decode(data), item[2]
-            replies = []
-            self.act_of_agent(lambda: self.node.apply(update, self.now_ns, replies.append))
-            self.network += [("reply", encode(reply), owner, update) for reply in replies]
+            answer = partial(self._answer, owner, update)
+            self.act_of_agent(lambda: self.node.apply(update, self.now_ns, answer))
         elif kind == "ask":
             request, node, asked = item[1:]
             owner = self.owners[asked.app]
@@ -129,6 +132,10 @@ class SharedNode:
             if owner in self.owners.values():
                 owner.record_reply(reply, update, self.step_time())
                 self.send(owner, owner.redistribute(self.step_time()).updates)
+
+    def _answer(self, owner, update, reply):
+        """At once, or at the end of a period that a decrease waits for."""
+        self.network.append(("reply", encode(reply), owner, update))
 
     def _deliver_batch(self, batch, *, reclaim):
         owner = self.owners.get(batch.app)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, WriteOutcome
+from schemas.reasons import quantity
+from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, RefusedQuota, WriteOutcome
 from services._host.control_file import PAGE_BYTES, WriteTally
 from services._host.simulation.cfs_bandwidth import STEP_US, SimulatedContainer
 
@@ -118,6 +119,15 @@ class SimulatedHandle:
         self._count("limit_bytes", unchanged=container.limit_bytes == limit_bytes)
         container.limit_bytes = limit_bytes
         return WriteOutcome.WRITTEN
+
+    def why_quota_refused(self, quota_us: int) -> RefusedQuota:
+        """It never is."""
+        return RefusedQuota(f"{quota_us} us are refused")
+
+    def why_memory_refused(self) -> str:
+        """Only below usage."""
+        container = self._now()
+        return "" if container is None else f"{quantity('memory', container.memory_bytes)} are in use"
 
     def read_memory(self) -> MemoryState | None:
         """Memory now; there is no OOM wait. None: removed."""

@@ -12,8 +12,9 @@ from os import pread
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
-from services._host.cgroup_snapshot import Limits, WriteOutcome
-from services._host.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
+from schemas.reasons import quantity
+from services._host.cgroup_snapshot import Limits, RefusedQuota, WriteOutcome
+from services._host.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone, read_once
 from services._host.notifications import Notifications
 from services._host.usage_thresholds import ThresholdRegistrar
 from services.agent.state_files import FoundValues, StateDirectory, inode_of
@@ -56,6 +57,8 @@ def none_if_gone(read: Callable[[_Handle], _Read]) -> Callable[[_Handle], _Read 
 class CgroupHandle(ABC):
     """One container's control files. After the group has gone every reading is None and every write VANISHED."""
 
+    _BURST: ClassVar[str]
+    """File with the CPU burst, us; none before Linux 5.14."""
     _RECLAIMABLE_KEY: ClassVar[bytes]
     r"""The line of memory.stat, as ``\nkey ``."""
     _control_file: ControlFile
@@ -66,6 +69,7 @@ class CgroupHandle(ABC):
     """Descriptor of the file that counts kills."""
 
     __slots__ = (
+        "_burst",
         "_control_file",
         "_control_on",
         "_cpu_stat",
@@ -119,10 +123,14 @@ class CgroupHandle(ABC):
         self._parts.open_keys.add(self.key)
         self._oom_controlled = self._found.guarded  # by a previous agent; `enable_oom_control` renews it
         for control in self._files.controls:
-            value = self._found.values.get(control.name)
-            if value is not None:
-                control.original, control.changed = value.encode(), True
-            control.before_change = self._save_original
+            self._adopt_original(control)
+        self._burst = self._open_burst()
+
+    def _adopt_original(self, control: ControlFile) -> None:
+        value = self._found.values.get(control.name)
+        if value is not None:
+            control.original, control.changed = value.encode(), True
+        control.before_change = self._save_original
 
     def _save_original(self, control: ControlFile) -> None:
         if control.name not in self._found.values:
@@ -143,6 +151,96 @@ class CgroupHandle(ABC):
         if self._parts.state is not None:
             with suppress(OSError):
                 self._parts.state.save(self._found)
+
+    # -- CPU burst: the kernel refuses a quota below it (EINVAL; kernel/sched/core.c, tg_set_cfs_bandwidth) -----
+
+    def _open_burst(self) -> ControlFile | None:
+        """None: it is 0, as nearly always, and not worth a descriptor; or the kernel has none."""
+        cpu = self._found.directories["cpu"]
+        try:
+            if self._BURST not in self._found.values and not int(read_once(f"{cpu}/{self._BURST}", NUMBER_BYTES)):
+                return None
+        except OSError:
+            return None
+        burst = self._files.control_if_there(cpu, self._BURST)
+        if burst is not None:
+            self._adopt_original(burst)
+        return burst
+
+    def _refresh_burst(self) -> None:
+        """Read it: others may have set it since. What they have set is put back with the quota, and at the end."""
+        burst = self._burst
+        if burst is None:
+            self._burst = self._open_burst()
+            return
+        known = burst.value
+        with suppress(OSError):  # vanished: the next write finds out
+            if burst.refresh() != known:
+                burst.original = burst.value
+                if burst.name in self._found.values:
+                    self._found.values[burst.name] = burst.original.decode()
+                    self._save()
+
+    def _write_with_burst(self, quota_us: int, write: Callable[[], WriteOutcome]) -> WriteOutcome:
+        """Write a quota (us, negative: none) after lowering the burst to it, or before raising the burst again.
+
+        A write of the burst refills the bandwidth as one of the quota does, so it is written only where it must.
+        """
+        self._fit_burst(quota_us, raises=False)
+        outcome = write()
+        if outcome is WriteOutcome.REFUSED:
+            self._refresh_burst()
+            if self._fit_burst(quota_us, raises=False):
+                outcome = write()
+        if outcome is not WriteOutcome.VANISHED:
+            self._fit_burst(self._kernel_quota_us, raises=True)
+        return outcome
+
+    def _fit_burst(self, quota_us: int, *, raises: bool) -> bool:
+        """Set as much of the original burst as a quota allows; whether it was written."""
+        burst = self._burst
+        if burst is None:
+            return False
+        if raises and burst.value != burst.original:
+            self._refresh_burst()
+        fitting = int(burst.original) if quota_us < 0 else min(int(burst.original), quota_us)
+        held = int(burst.value)
+        if fitting == held or (fitting > held and not raises):
+            return False
+        return burst.write(b"%d" % fitting) is WriteOutcome.WRITTEN
+
+    @property
+    @abstractmethod
+    def _kernel_quota_us(self) -> int:
+        """The quota as the kernel was last known to hold it, per its own period; negative: none."""
+
+    def why_quota_refused(self, quota_us: int) -> RefusedQuota:
+        """Why the latest `write_quota`, of this quota, was REFUSED."""
+        burst = self._burst
+        if burst is not None and burst.refused_errno and quota_us < int(burst.value):
+            return RefusedQuota(f"{self._BURST} is {int(burst.value)}", int(burst.value))
+        return RefusedQuota(self._refusal(self._quota_files))
+
+    @property
+    @abstractmethod
+    def _quota_files(self) -> tuple[ControlFile, ...]:
+        """What `write_quota` writes."""
+
+    @property
+    @abstractmethod
+    def _limit_files(self) -> tuple[ControlFile, ...]:
+        """What `write_memory` writes."""
+
+    @staticmethod
+    def _refusal(files: tuple[ControlFile, ...]) -> str:
+        return "; ".join(file.refusal for file in files if file.refused_errno)
+
+    def why_memory_refused(self) -> str:
+        """Why the latest `write_memory` was REFUSED, a clause for people."""
+        usage = self._pread(self._usage, NUMBER_BYTES)
+        if usage is not None and any(file.refused_errno == errno.EBUSY for file in self._limit_files):
+            return f"{quantity('memory', int(usage))} are in use"
+        return self._refusal(self._limit_files)
 
     @property
     @abstractmethod
@@ -231,6 +329,8 @@ class CgroupHandle(ABC):
         What the kernel refuses stays (a memory limit that is now below usage), and stays recorded.
         """
         self._oom_controlled = False
+        if self._burst is not None:
+            self._refresh_burst()
         try:
             for control in self._files.controls:
                 control.refresh()
@@ -240,6 +340,9 @@ class CgroupHandle(ABC):
             self._forget()
             return
         self._put_back()
+        if self._burst is not None:  # one that others set above the original quota is put back as far as that allows
+            self._fit_burst(self._kernel_quota_us, raises=True)
+            self._burst.original = self._burst.value
         if not any(control.needs_restoring for control in self._files.controls):
             self._found.values.clear()
             self._found.guarded = False

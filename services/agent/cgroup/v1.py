@@ -5,14 +5,27 @@ Sources: Documentation/scheduler/sched-bwc.rst, Documentation/admin-guide/cgroup
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from os import pread
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from schemas.apps import PERIOD_US
-from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, NotificationKind, WriteOutcome
-from services._host.control_file import CLOSED, PAGE_BYTES, field_positions, read_once
+from schemas.reasons import quantity
+from services._host.cgroup_snapshot import (
+    UNLIMITED,
+    Counters,
+    Limits,
+    MemoryState,
+    NotificationKind,
+    RefusedQuota,
+    WriteOutcome,
+)
+from services._host.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, read_once
 from services._host.usage_thresholds import UsageThresholds, write_event
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts, none_if_gone
 from services.agent.cgroup.host import CgroupHost
@@ -22,6 +35,8 @@ _HUGE: Final = 1 << 62
 """Version 1 prints "no limit" as the largest multiple of the page size."""
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_time")
 _PERIOD: Final = b"%d" % PERIOD_US
+_MOST_GROUPS: Final = 1_000
+"""Groups below a container that are read to explain a refusal: some milliseconds, in which nothing else is done."""
 _DISABLED: Final = b"1"
 """oom_kill_disable."""
 
@@ -29,6 +44,30 @@ _DISABLED: Final = b"1"
 def _quota(quota: bytes, period: bytes) -> int:
     """Per `PERIOD_US`."""
     return UNLIMITED if int(quota) < 0 else int(quota) * PERIOD_US // int(period)
+
+
+class _GroupQuota(NamedTuple):
+    """Of another group, scaled to `PERIOD_US`."""
+
+    quota_us: int
+    group: Path
+
+    def __str__(self) -> str:
+        return f"{self.group}, has a quota of {quantity('cpu', self.quota_us)}"
+
+
+def _quota_of(group: Path) -> _GroupQuota | None:
+    """None: it has none, or has gone, or is no group."""
+    try:
+        quota, period = (int((group / name).read_bytes()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    except OSError:
+        return None
+    return None if quota < 0 else _GroupQuota(quota * PERIOD_US // period, group)
+
+
+def _groups_below(group: Path) -> Iterator[Path]:
+    """The first ones: a container may make any number."""
+    return islice((path.parent for path in group.glob("*/**/cpu.cfs_quota_us")), _MOST_GROUPS)
 
 
 def _memory_limit(text: bytes) -> int:
@@ -43,6 +82,7 @@ class CgroupV1Handle(CgroupHandle):
     hit: then usage is below its own limit, and raising that does not help.
     """
 
+    _BURST = "cpu.cfs_burst_us"
     _RECLAIMABLE_KEY = b"\ntotal_inactive_file "
 
     __slots__ = (
@@ -142,10 +182,29 @@ class CgroupV1Handle(CgroupHandle):
         )
 
     def write_quota(self, quota_us: int) -> WriteOutcome:
-        """Set the quota per `PERIOD_US`, and the period where the kernel holds another one."""
-        if self._period.value == _PERIOD:
-            return self._quota.write(b"%d" % quota_us)
-        return self._write_bandwidth(b"%d" % quota_us, _PERIOD)
+        """Set the quota per `PERIOD_US`, and the period where the kernel holds another one; and the burst that fits."""
+        return self._write_with_burst(quota_us, partial(self._write_bandwidth, b"%d" % quota_us, _PERIOD))
+
+    @property
+    def _kernel_quota_us(self) -> int:
+        return int(self._quota.value)
+
+    @property
+    def _quota_files(self) -> tuple[ControlFile, ...]:
+        return self._quota, self._period
+
+    def why_quota_refused(self, quota_us: int) -> RefusedQuota:
+        """As in `CgroupHandle`; the kernel keeps every quota within that of the next group above that has one."""
+        refused, cpu = super().why_quota_refused(quota_us), Path(self._found.directories["cpu"])
+        if refused.nearest_us or all(file.refused_errno != errno.EINVAL for file in self._quota_files):
+            return refused
+        above = next(filter(None, map(_quota_of, cpu.parents)), None)
+        if above is not None and above.quota_us < quota_us:
+            return RefusedQuota(f"the group above, {above}", above.quota_us)
+        below = max(filter(None, map(_quota_of, _groups_below(cpu))), default=None)
+        if below is not None and below.quota_us > quota_us:
+            return RefusedQuota(f"the group below, {below}", below.quota_us)
+        return refused._replace(may_accept_less=True)
 
     def _write_bandwidth(self, quota: bytes, period: bytes) -> WriteOutcome:
         """Set both, in the order that the kernel accepts, or neither.
@@ -154,6 +213,8 @@ class CgroupV1Handle(CgroupHandle):
         fall below a child's (EINVAL), so if one order is refused the other one is tried.
         """
         old_quota, old_period = self._quota.value, self._period.value
+        if period == old_period:
+            return self._quota.write(quota)
         outcome = self._period.write(period)
         if outcome is WriteOutcome.WRITTEN:
             outcome = self._quota.write(quota) if quota != old_quota else outcome
@@ -191,6 +252,10 @@ class CgroupV1Handle(CgroupHandle):
         return outcome
 
     @property
+    def _limit_files(self) -> tuple[ControlFile, ...]:
+        return (self._limit,) if self._memsw is None else (self._limit, self._memsw)
+
+    @property
     def _control_off(self) -> bytes:
         return b"0"
 
@@ -225,10 +290,9 @@ class CgroupV1Handle(CgroupHandle):
 
     def _put_back(self) -> None:
         """A memory limit that is now below usage cannot be restored: it stays."""
-        if self._period.needs_restoring:
-            self._write_bandwidth(self._quota.original, self._period.original)
-        elif self._quota.needs_restoring:
-            self._quota.write(self._quota.original)
+        if self._period.needs_restoring or self._quota.needs_restoring:
+            quota, period = self._quota.original, self._period.original
+            self._write_with_burst(int(quota), partial(self._write_bandwidth, quota, period))
         # memsw is never below its original, so this order is always the right one
         if self._limit.needs_restoring:
             self._limit.write(self._limit.original)

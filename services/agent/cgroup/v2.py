@@ -6,6 +6,7 @@ Source: Documentation/admin-guide/cgroup-v2.rst, sections "CPU" and "Memory".
 from __future__ import annotations
 
 import select
+from functools import partial
 from os import pread
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from schemas.apps import PERIOD_US
 from services._host.cgroup_snapshot import UNLIMITED, Counters, Limits, MemoryState, NotificationKind, WriteOutcome
 from services._host.cgroupfs import CgroupLayout
-from services._host.control_file import PAGE_BYTES, field_positions
+from services._host.control_file import PAGE_BYTES, ControlFile, field_positions
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts, none_if_gone
 from services.agent.cgroup.host import CgroupHost
 from services.agent.memory.growth import MARGIN_BYTES, high_margin_bytes
@@ -52,6 +53,7 @@ class CgroupV2Handle(CgroupHandle):
     memory.events notifies. A lower memory.high that others have set (`external_high`) stays, and is restored.
     """
 
+    _BURST = "cpu.max.burst"
     _RECLAIMABLE_KEY = b"\ninactive_file "
 
     __slots__ = ("_cpu_max", "_hits_at", "_max", "_watched")
@@ -139,8 +141,20 @@ class CgroupV2Handle(CgroupHandle):
         return MemoryState(usage_bytes, limit_bytes, paused, kills, hits)
 
     def write_quota(self, quota_us: int) -> WriteOutcome:
-        """Set quota and period in one write."""
-        return self._cpu_max.write(b"%d %d" % (quota_us, PERIOD_US))
+        """Set quota and period in one write, and the burst that fits the quota."""
+        return self._write_with_burst(quota_us, partial(self._cpu_max.write, b"%d %d" % (quota_us, PERIOD_US)))
+
+    @property
+    def _kernel_quota_us(self) -> int:
+        return _as_number(self._cpu_max.value.split()[0])
+
+    @property
+    def _quota_files(self) -> tuple[ControlFile, ...]:
+        return (self._cpu_max,)
+
+    @property
+    def _limit_files(self) -> tuple[ControlFile, ...]:
+        return (self._max,)
 
     def write_memory(self, limit_bytes: int) -> WriteOutcome:
         """Set memory.max, never below memory.current + `MARGIN_BYTES`: REFUSED instead.
@@ -244,7 +258,8 @@ class CgroupV2Handle(CgroupHandle):
     def _put_back(self) -> None:
         """A memory limit that is now too close to usage cannot be restored: it stays, and memory.high with it."""
         if self._cpu_max.needs_restoring:
-            self._cpu_max.write(self._cpu_max.original)
+            quota = self._cpu_max.original
+            self._write_with_burst(_as_number(quota.split()[0]), partial(self._cpu_max.write, quota))
         if self._max.needs_restoring:
             if self._max.original == _MAX:
                 self._max.write(_MAX)

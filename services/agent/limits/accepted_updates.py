@@ -22,12 +22,13 @@ a full node too, and the sum does not rise by it. Microseconds per period.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.apps import LEAST_RAISE_US, MIN_QUOTA_US, PERIOD_US
 from schemas.limits import LimitUpdate, RowStatus
+from schemas.reasons import Resource
 from services.agent.containers import ContainerLimits, ContainerSet, Incarnation
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.node_budget import REPORT_INTERVAL_NS
@@ -60,20 +61,23 @@ class Admission:
     containers: Mapping[str, ContainerLimits]
     reserve: Callable[[str], tuple[int, int]]
     """What an application's reserve here was given, and has used, in bytes."""
+    held_above: Collection[tuple[str, Resource]] = ()
+    """Containers and limits that the kernel holds above what was ordered: they count nothing, as no order is to blame.
+    """
     over_limit: set[str] = field(default_factory=set)
     """Applications whose AppSpec limits the update would pass, or that have none."""
     _committed: dict[str, _Committed] | None = None
 
-    def admits(self, container: ContainerLimits, quota_us: int, limit_bytes: int) -> bool:
+    def admits(self, key: str, quota_us: int, limit_bytes: int) -> bool:
         """Whether a row may be applied; if so, its increase counts for the rows after it. 0: unchanged."""
+        container = self.containers[key]
         limit = self.by_app.get(container.app)
         if limit is None:
             self.over_limit.add(container.app)
             return False
         committed = self._committed_of(container.app)
-        # A limit that was never updated does not count, and may be unlimited (-1).
-        cpu_us = max(0, quota_us - max(container.quota_us * container.quota_ordered, 0))
-        memory = max(0, limit_bytes - max(container.limit_bytes * container.limit_ordered, 0))
+        counted_us, counted_bytes = self._counted(key, container)
+        cpu_us, memory = max(0, quota_us - counted_us), max(0, limit_bytes - counted_bytes)
         if (cpu_us and committed.cpu_us + cpu_us > limit.cpu_us) or (
             memory and committed.memory_bytes + memory > limit.memory_bytes
         ):
@@ -102,7 +106,18 @@ class Admission:
                     committed.cpu_us += each.quota_us
                 if each.limit_ordered and each.limit_bytes > 0:
                     committed.memory_bytes += each.limit_bytes
+            for key in {key for key, _ in self.held_above}:
+                each = self.containers[key]
+                counted_us, counted_bytes = self._counted(key, each)
+                by_app[each.app].cpu_us += counted_us - max(each.quota_us * each.quota_ordered, 0)
+                by_app[each.app].memory_bytes += counted_bytes - max(each.limit_bytes * each.limit_ordered, 0)
         return self._add(self._committed, app)
+
+    def _counted(self, key: str, container: ContainerLimits) -> tuple[int, int]:
+        """What a container counts for. A limit that was never updated does not, and may be unlimited (-1)."""
+        counts_cpu = container.quota_ordered and (key, "cpu") not in self.held_above
+        counts_memory = container.limit_ordered and (key, "memory") not in self.held_above
+        return max(container.quota_us * counts_cpu, 0), max(container.limit_bytes * counts_memory, 0)
 
     def _add(self, committed: dict[str, _Committed], app: str) -> _Committed:
         if app not in committed:
@@ -211,9 +226,8 @@ class UpdateLog:
         """Applications whose AppSpec limits an update would pass, as far as ``admission`` has them. Changes nothing."""
         columns = (update.column("quota_us").tolist(), update.column("limit_bytes").tolist())
         for key, quota_us, limit_bytes in zip(update.keys, *columns, strict=True):
-            limits = self.containers.get(key)
-            if limits is not None:
-                admission.admits(limits, quota_us, limit_bytes)
+            if key in self.containers:
+                admission.admits(key, quota_us, limit_bytes)
         for app, given_bytes in zip(update.apps, update.reserve_given_bytes, strict=False):
             admission.admits_reserve(app, given_bytes)
         return admission.over_limit
@@ -236,7 +250,7 @@ class UpdateLog:
         if order <= (limits.epoch, limits.seq):
             return RowPlan(key, RowStatus.STALE_SEQ)
         limits.epoch, limits.seq = order
-        if admission is not None and not admission.admits(limits, quota_us, limit_bytes):
+        if admission is not None and not admission.admits(key, quota_us, limit_bytes):
             return RowPlan(key, RowStatus.FAILED)
         limits.quota_ordered |= bool(quota_us)
         limits.limit_ordered |= bool(limit_bytes)

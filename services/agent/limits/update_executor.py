@@ -11,10 +11,12 @@ from typing import Final, NamedTuple
 
 from schemas.limits import LimitReply, LimitsApplied, LimitUpdate, RowStatus
 from schemas.message import ROW_SEPARATOR
+from schemas.reasons import Resource
 from services.agent.containers import ContainerSet
 from services.agent.limits.accepted_updates import Admission, NodeCpuBudget, Plan, RowPlan, SpecLimit, UpdateLog
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
+from services.agent.limits.refused_limits import RefusedLimits, RefusedWrite
 from services.agent.memory.controller import MemoryController
 from services.agent.memory.node_budget import NodeBudget, UpdateHeadroom
 
@@ -81,6 +83,7 @@ class LimitExecutor:
         self.spec_limits: Mapping[str, SpecLimit | None] | None = None
         """As `Admission.by_app`; None: none are read, and updates are not compared with them."""
         self._over_limit: set[str] = set()
+        self.refused = RefusedLimits()
         self._failures: list[FailedRow] = []
         self._reasons: dict[str, str] = {}
         """Why rows of the present update fail, by container, where their status does not tell."""
@@ -132,7 +135,9 @@ class LimitExecutor:
                 is_due = self.decreases.read(decrease, nr_periods, now_ns)
             if is_due:
                 quota_us = self.log.take_decrease(decrease.container, decrease.order)
-                status = self._write_quota(decrease.container, quota_us) if quota_us else RowStatus.SUPERSEDED
+                status = RowStatus.SUPERSEDED
+                if quota_us:
+                    status = self._write_quota(decrease.container, quota_us, decrease.order, now_ns)
                 self._settle_row(decrease.container, decrease.order, status)
 
     def forget(self, container: str, app: str) -> None:
@@ -143,6 +148,7 @@ class LimitExecutor:
             del self._vanished[next(iter(self._vanished))]
         self.decreases.forget(container)
         self.cpu_budget.forget(container)
+        self.refused.forget(container)
         if pending_rows is not None:
             self._settle_row(container, pending_rows.order, RowStatus.UNKNOWN_CONTAINER)
 
@@ -159,7 +165,8 @@ class LimitExecutor:
     def _admission(self) -> Admission | None:
         if self.spec_limits is None:
             return None
-        return Admission(self.spec_limits, self.containers.limits, self._reserves.report)
+        held_above = self.refused.held_above
+        return Admission(self.spec_limits, self.containers.limits, self._reserves.report, held_above)
 
     def take_over_limit(self) -> set[str]:
         """Applications whose AppSpec limits an update since the last call would have passed."""
@@ -176,7 +183,7 @@ class LimitExecutor:
         if planned.accepted:
             self._memory.control(key, now_ns)
         if planned.limit_bytes:
-            status = self._write_memory(key, planned.limit_bytes, pending.room, now_ns)
+            status = self._write_memory(key, planned.limit_bytes, pending, now_ns)
         if planned.increase_quota_us:
             return max(status, self._raise_quota(planned, pending, now_ns))
         if planned.decrease_quota_us:
@@ -184,7 +191,7 @@ class LimitExecutor:
             if self._must_wait(key, order, now_ns):
                 pending.pending_rows[key] = row
             elif quota_us := self.log.take_decrease(key, order):
-                return max(status, self._write_quota(key, quota_us))
+                return max(status, self._write_quota(key, quota_us, order, now_ns))
         return status
 
     def _must_wait(self, key: str, order: tuple[int, int], now_ns: int) -> bool:
@@ -199,15 +206,27 @@ class LimitExecutor:
             return False
         return self.decreases.add(key, order, nr_periods, now_ns)
 
-    def _write_quota(self, key: str, quota_us: int) -> RowStatus:
+    def _write_quota(self, key: str, quota_us: int, order: tuple[int, int], now_ns: int) -> RowStatus:
         if key in self.containers.managed:
             self._drift.before_quota_write(key, quota_us)
-        return self.containers.write_quota(key, quota_us)
+        status = self.containers.write_quota(key, quota_us)
+        if status is RowStatus.FAILED:
+            write = RefusedWrite(quota_us, self.containers.limits[key].quota_us, self.containers.refusal, order)
+            self._note_refused(key, "cpu", write, now_ns)
+        elif status is RowStatus.APPLIED:
+            self.refused.accepted(key, "cpu", quota_us)
+        return status
+
+    def _note_refused(self, key: str, resource: Resource, write: RefusedWrite, now_ns: int) -> None:
+        self._add_reason(key, write.reason)
+        self.refused.refused(key, resource, write, now_ns)
 
     def _raise_quota(self, planned: RowPlan, pending: _PendingReply, now_ns: int) -> RowStatus:
         key, ordered_us = planned.container, planned.increase_quota_us
         admitted_us, refusal = self.cpu_budget.admit(key, ordered_us)
-        status = self._write_quota(key, admitted_us) if admitted_us else RowStatus.UNCHANGED
+        order, status = (pending.update.epoch, pending.update.seq), RowStatus.UNCHANGED
+        if admitted_us:
+            status = self._write_quota(key, admitted_us, order, now_ns)
         if not refusal:
             return status
         self._add_reason(key, refusal)
@@ -227,24 +246,30 @@ class LimitExecutor:
         known = self.containers.limits.get(planned.container)
         return known is not None and planned.limit_bytes > max(known.limit_bytes, 0), planned.increase_quota_us > 0
 
-    def _write_memory(self, key: str, ordered_bytes: int, room: UpdateHeadroom, now_ns: int) -> RowStatus:
-        admitted = self._budget.admit(key, ordered_bytes, room)
+    def _write_memory(self, key: str, ordered_bytes: int, pending: _PendingReply, now_ns: int) -> RowStatus:
+        admitted = self._budget.admit(key, ordered_bytes, pending.room)
+        order = pending.update.epoch, pending.update.seq
         before_bytes = self.containers.limits[key].limit_bytes
         status = RowStatus.UNCHANGED
         if admitted.limit_bytes:
-            status = self._write_admitted(key, admitted.limit_bytes, now_ns)
+            status = self._write_admitted(key, admitted.limit_bytes, order, now_ns)
         if admitted.refusal is None:
             return status
         self._add_reason(key, admitted.refusal.sentence(self.containers.node))
         self._budget.report_rejection(key, ordered_bytes, before_bytes, admitted.refusal, now_ns)
         return max(status, RowStatus.NODE_BUDGET)
 
-    def _write_admitted(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
+    def _write_admitted(self, key: str, limit_bytes: int, order: tuple[int, int], now_ns: int) -> RowStatus:
         if self._memory.rejects_decrease(key, limit_bytes, now_ns):
-            self._reasons[key] = _IN_USE
+            self._add_reason(key, _IN_USE)
             return RowStatus.FAILED
         before_bytes = self.containers.limits[key].limit_bytes
         status = self.containers.write_memory(key, limit_bytes)
+        if status is RowStatus.FAILED:
+            write = RefusedWrite(limit_bytes, self.containers.limits[key].limit_bytes, self.containers.refusal, order)
+            self._note_refused(key, "memory", write, now_ns)
+        elif status is RowStatus.APPLIED:
+            self.refused.accepted(key, "memory", limit_bytes)
         if status is RowStatus.APPLIED and 0 <= before_bytes < limit_bytes:
             self._memory.limit_was_increased(key, now_ns)
         return status
@@ -313,7 +338,14 @@ class LimitExecutor:
             node_headroom_bytes=self._budget.headroom_bytes,
             node_cpu_headroom_us=self.cpu_budget.headroom_us,
             node_budget_reason=self._budget_reason(pending),
+            refused_cpu=self._refused(pending, "cpu"),
+            refused_memory=self._refused(pending, "memory"),
         )
+
+    def _refused(self, pending: _PendingReply, resource: Resource) -> dict[str, str]:
+        order = pending.update.epoch, pending.update.seq
+        failed = [key for key, status in zip(pending.keys, pending.statuses, strict=True) if status in _WITH_A_REASON]
+        return {key: reason for key in failed if (reason := self.refused.reason(key, resource, order))}
 
     def _budget_reason(self, pending: _PendingReply) -> str:
         refused = pending.room.refusal

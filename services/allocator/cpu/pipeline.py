@@ -48,6 +48,7 @@ from services.allocator.columns import (
     scale_to_fit,
 )
 from services.allocator.state.budget import StepContext
+from services.allocator.state.kernel_bounds import QUOTA, bounds
 
 CUT_SHARE: Final = 0.05
 """Of the quota; measured/policy.md section 4 (b)."""
@@ -104,7 +105,8 @@ class CpuView:
     """Last ordered: what the kernel will hold when everything has arrived."""
     min_us: Ints
     cap_us: Ints
-    """The least of the container's maximum, the host's CPUs, and what its node's CPU budget leaves. At most 2**25 (335
+    """The least of the container's maximum, the host's CPUs, what its node's CPU budget leaves, and what the kernel
+    accepts; but never below what it refuses to go below, which is a `min_us`. At most 2**25 (335
     cores) with 50,000 containers in one application: products of quotas and sums stay below 2**63."""
     node_idle_percent: Ints
     """Idle share of the time of all processors of the row's node; -1: not known, or the node is short of CPU budget."""
@@ -157,6 +159,7 @@ class CpuPipeline:
         """
         rows = context.cluster.rows
         targets, by_waterfill = rows.quota_ordered_us.copy(), context.table.waterfill[rows.app]
+        decidable = decidable & (rows.quota_ordered_us >= 0)  # the kernel may refuse any quota
         budget = budget_us(context, decidable)
         for chosen, policy in ((decidable & by_waterfill, self.waterfill), (decidable & ~by_waterfill, self.escra)):
             index = np.flatnonzero(chosen)
@@ -183,6 +186,8 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
     # On a node whose CPU budget is used up no container is raised beyond what it holds: the rest is for other nodes.
     headroom_us = context.node_cpu_headroom[rows.node[mine]]
     cap_us = np.minimum(cap_us, np.maximum(ordered_us, quota_us) + headroom_us)
+    floor_us, ceiling_us = (bound[mine] for bound in bounds(rows, QUOTA, context.time.now_ns))
+    cap_us = np.maximum(np.minimum(cap_us, ceiling_us), floor_us)
     idle_percent = context.node_idle_percent[rows.node[mine]]
     return CpuView(
         app=app,
@@ -193,7 +198,7 @@ def cpu_view(context: StepContext, index: IntArray, budget: IntArray) -> CpuView
         throttled=rows.throttled[mine] > 0,
         quota_us=np.where(quota_us == UNLIMITED, cap_us, quota_us),
         ordered_us=ordered_us,
-        min_us=np.minimum(table.min_quota_us[app], cap_us),
+        min_us=np.minimum(np.maximum(table.min_quota_us[app], floor_us), cap_us),
         cap_us=cap_us,
         node_idle_percent=np.where(headroom_us < SHORT_US, -1, idle_percent),
         limit_us=budget,

@@ -57,6 +57,7 @@ from services.allocator.columns import (
     weighted_max_min,
 )
 from services.allocator.state.budget import StepContext, within_share
+from services.allocator.state.kernel_bounds import LIMIT, bounds
 
 LOOP_PERIODS: Final = 3
 """From a sample to its order in force at most two (measured/policy.md section 1), and one until the next sample."""
@@ -318,7 +319,9 @@ class MemoryPipeline:
 
     def targets(self, context: StepContext, decidable: BoolArray, reasons: Reasons) -> IntArray:
         """Memory limit targets per row, bytes, as `CpuPipeline.targets`."""
-        rows, index = context.cluster.rows, np.flatnonzero(decidable)
+        rows = context.cluster.rows
+        decidable = decidable & (rows.limit_ordered_bytes >= 0)  # the kernel may refuse any limit
+        index = np.flatnonzero(decidable)
         if not len(index):
             return rows.limit_ordered_bytes.copy()
         view = memory_view(context, index, budget_bytes(context, decidable))
@@ -332,7 +335,7 @@ class MemoryPipeline:
     def reclaim(self, context: StepContext, request: ReclaimRequest, reasons: Reasons) -> IntArray:
         """Memory limit targets per row that free what is missing per application, as far as there is slack."""
         rows = context.cluster.rows
-        index = np.flatnonzero(rows.admitted & context.decidable)
+        index = np.flatnonzero(rows.admitted & context.decidable & (rows.limit_ordered_bytes >= 0))
         if not len(index):
             return rows.limit_ordered_bytes.copy()
         view = memory_view(context, index, request.missing_bytes)
@@ -354,6 +357,7 @@ def memory_view(context: StepContext, index: IntArray, budget: IntArray) -> Memo
     """What the policy observes of the rows ``index``, which share ``budget`` per application (bytes)."""
     rows, table, mine = context.cluster.rows, context.table, at(index)
     app, ordered, headroom = rows.app[mine], rows.limit_ordered_bytes[mine], context.node_headroom[rows.node[mine]]
+    floor, ceiling = (bound[mine] for bound in bounds(rows, LIMIT, context.time.now_ns))
     return MemoryView(
         app=app,
         fresh=rows.fresh[mine],
@@ -361,8 +365,8 @@ def memory_view(context: StepContext, index: IntArray, budget: IntArray) -> Memo
         previous_usage_bytes=rows.previous_memory_usage_bytes[mine],
         reclaimable_bytes=rows.memory_reclaimable_bytes[mine],
         ordered_bytes=ordered,
-        min_bytes=table.min_memory_bytes[app],
-        max_bytes=np.minimum(table.max_memory_bytes[app], ordered + headroom),
+        min_bytes=np.maximum(table.min_memory_bytes[app], floor),
+        max_bytes=np.minimum(np.minimum(table.max_memory_bytes[app], ordered + headroom), ceiling),
         share_bytes=context.fair.share_bytes,
         limit_bytes=budget,
         withheld_bytes=table.withheld_bytes,

@@ -189,6 +189,7 @@ def reclaim_in_flight(context: StepContext, app: int, group: int, node: int | No
     """
     rows, node_reserves = context.cluster.rows, context.cluster.reserves
     mine = (rows.app == app) & rows.admitted & ~rows.acked & ((node is None) | (rows.node == node))
+    mine &= rows.limit_ordered_bytes >= 0  # not those that the kernel keeps without any limit
     cuts = np.maximum(context.holdings.limit_bytes - rows.limit_ordered_bytes, 0)[mine]
     lowered = node_reserves.in_use & ~node_reserves.acked & (node_reserves.app == app)
     lowered &= (node is None) | (node_reserves.node == node)

@@ -14,9 +14,12 @@ from schemas.apps import PERIOD_US
 from schemas.reasons import Reason
 from services.allocator.columns import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, UNLIMITED, BoolArray, IntArray, Reasons, Rows
 from services.allocator.state.budget import StepContext, counted_bytes
+from services.allocator.state.kernel_bounds import LIMIT, QUOTA, excess
 
 INITIAL_LIMIT_SHARE = 4
 """An initial limit takes at most this part (1/n) of its node's headroom, unless usage needs more."""
+OVERRUN_STEPS = 3
+"""Steps that a container waits before it is admitted beyond the limit: so long others take to be decreased."""
 RETRY_STEPS = 10
 """Retries before a refusal is published: a decrease takes at most three steps."""
 
@@ -35,6 +38,9 @@ class Capacity:
     """Bytes the container may have on its node: the headroom plus what already counts for it."""
     node_share_bytes: int = NO_BOUND
     """The same, limited to its share of the headroom."""
+    overrun_us: int = 0
+    """By so much more the minimum may be given: others hold it, and the kernel refuses to take it from them."""
+    overrun_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +82,11 @@ def admit(capacity: Capacity, pending: PendingContainer) -> Admission | Admissio
 
     CPU: the equal share, or the usage if that is more, at most what is free and the cap; refused below the minimum.
     Memory: the equal share, or usage + delta if that is more, at most the free capacity and the maximum; refused below
-    usage + MARGIN_BYTES, because a limit below usage kills on cgroup v2.
+    usage + MARGIN_BYTES, because a limit below usage kills on cgroup v2. The least of both also where only the overrun
+    has room for it: without any limit a container could take more.
     """
     required_bytes = _pages_up(max(pending.min_bytes, pending.usage_bytes + MARGIN_BYTES))
-    if pending.min_us > capacity.cpu_free_us:
+    if pending.min_us > capacity.cpu_free_us + capacity.overrun_us:
         return AdmissionRefusal(
             f"{pending.name} needs at least {_cores(pending.min_us)}, "
             f"{_cores(max(capacity.cpu_free_us, 0))} of {_cores(capacity.cpu_limit_us)} are free",
@@ -91,7 +98,7 @@ def admit(capacity: Capacity, pending: PendingContainer) -> Admission | Admissio
             f"container_max_memory is {_mib(pending.max_bytes)}",
             permanent=True,
         )
-    if required_bytes > capacity.memory_free_bytes:
+    if required_bytes > capacity.memory_free_bytes + capacity.overrun_bytes:
         return AdmissionRefusal(
             f"{pending.name} needs at least {_mib(required_bytes)} of memory, "
             f"{_mib(max(capacity.memory_free_bytes, 0))} of {_mib(capacity.memory_limit_bytes)} are free",
@@ -109,7 +116,7 @@ def admit(capacity: Capacity, pending: PendingContainer) -> Admission | Admissio
         min(pending.max_bytes, capacity.memory_free_bytes, capacity.node_share_bytes) // PAGE_BYTES * PAGE_BYTES
     )
     return Admission(
-        quota_us=min(desired_us, capacity.cpu_free_us, max(pending.cap_us, pending.min_us)),
+        quota_us=max(min(desired_us, capacity.cpu_free_us, pending.cap_us), pending.min_us),
         limit_bytes=min(desired_bytes, max(bound_bytes, required_bytes)),
     )
 
@@ -185,13 +192,21 @@ class _Left:
     headroom: IntArray
     counted: IntArray
     """N: what each row counts for on its node."""
+    overrun_us: IntArray
+    """A: by `kernel_bounds.excess`."""
+    overrun_bytes: IntArray
 
     @classmethod
     def of(cls, context: StepContext) -> _Left:
         """Before the first one."""
         rows = context.cluster.rows
         headroom, counted = context.node_headroom.copy(), counted_bytes(rows)
-        return cls(context, rows.admitted.copy(), context.free_us, context.free_bytes, headroom, counted)
+        table, holdings, now_ns = context.table, context.holdings, context.time.now_ns
+        overruns = (
+            excess(rows, QUOTA, holdings.quota_us, table.min_quota_us, now_ns),
+            excess(rows, LIMIT, holdings.limit_bytes, table.min_memory_bytes, now_ns),
+        )
+        return cls(context, rows.admitted.copy(), context.free_us, context.free_bytes, headroom, counted, *overruns)
 
     def joined(self, row: int) -> int:
         """Admitted containers of the row's application."""
@@ -220,6 +235,7 @@ class _Left:
         held_bytes = int(holdings.limit_bytes[competing].sum())
         kept_bytes = max(others * int(table.initial_memory_bytes[app]) - held_bytes, 0)
         headroom, counted = int(self.headroom[node]), int(self.counted[row])
+        waited = int(rows.refusals[row]) >= OVERRUN_STEPS
         return Capacity(
             int(table.cpu_limit_us[app]),
             int(self.free_us[app] + holdings.quota_us[row]) - kept_us,
@@ -228,6 +244,8 @@ class _Left:
             int(table.delta_bytes[app]),
             headroom + counted,
             headroom // INITIAL_LIMIT_SHARE + counted,
+            int(self.overrun_us[app]) if waited else 0,
+            int(self.overrun_bytes[app]) if waited else 0,
         )
 
     def container(self, row: int) -> PendingContainer:

@@ -46,6 +46,7 @@ from services.allocator.columns import (
 )
 from services.allocator.state.app_parameters import AppTable
 from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.kernel_bounds import LIMIT, QUOTA, bounds, takes_no_limit
 from services.allocator.state.totals import Holding
 
 
@@ -102,20 +103,25 @@ def committed_limits(rows: Rows, observe_only: BoolArray) -> tuple[IntArray, Int
     """The largest quota and memory limit per row that may be in force.
 
     A row that is not admitted counts too: its update may have arrived although the reply was lost, and a container may
-    start with limits of its own. Unlimited ones count nothing until their first update is sent.
+    start with limits of its own. Unlimited ones count nothing until their first update is sent; those to which the
+    kernel refuses one count what they use.
 
     Args:
         rows: all rows.
         observe_only: rows of applications in mode `observe`: nothing is sent, so the ordered value counts.
     """
 
-    def committed(kernel: IntArray, inflight: IntArray, ordered: IntArray) -> IntArray:
-        worst = np.maximum(np.maximum(kernel, inflight), 0)
+    def committed(kernel: IntArray, inflight: IntArray, ordered: IntArray, unlimited: IntArray) -> IntArray:
+        worst = np.maximum(np.maximum(kernel, inflight), unlimited)
         return np.where(observe_only, np.where(rows.admitted, ordered, 0), worst)
 
+    used_us, used_bytes = (
+        rows.used_us * takes_no_limit(rows, QUOTA),
+        rows.memory_usage_bytes * takes_no_limit(rows, LIMIT),
+    )
     return (
-        committed(rows.quota_us, rows.quota_inflight_us, rows.quota_ordered_us),
-        committed(rows.limit_bytes, rows.limit_inflight_bytes, rows.limit_ordered_bytes),
+        committed(rows.quota_us, rows.quota_inflight_us, rows.quota_ordered_us, used_us),
+        committed(rows.limit_bytes, rows.limit_inflight_bytes, rows.limit_ordered_bytes, used_bytes),
     )
 
 
@@ -418,6 +424,7 @@ def assign_quotas(context: StepContext, targets: IntArray) -> Reservation:
     rows = context.cluster.rows
     free = np.where(context.eligible, context.free_us - context.pending.quota_us, 0)
     before, holding = rows.quota_ordered_us, context.holdings.quota_us
+    targets = np.clip(targets, *bounds(rows, QUOTA, context.time.now_ns))
     reserved = reserve(rows.app, before, targets, free, holding)
     if reserved.ordered is before:
         return reserved
@@ -433,6 +440,7 @@ def assign_limits(context: StepContext, targets: IntArray) -> Reservation:
     to_reserve = np.maximum(context.withheld_bytes - context.holdings.pools.reserved_bytes, 0)
     free = np.where(context.eligible, context.free_bytes - context.pending.limit_bytes - to_reserve, 0)
     before = rows.limit_ordered_bytes
+    targets = np.clip(targets, *bounds(rows, LIMIT, context.time.now_ns))
     reserved = reserve(rows.app, before, targets, free, context.holdings.limit_bytes)
     if reserved.ordered is before:
         return reserved

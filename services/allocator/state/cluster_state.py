@@ -31,6 +31,7 @@ from services.allocator.columns import (
     ack,
     at,
 )
+from services.allocator.state.kernel_bounds import LIMIT, QUOTA, clear
 from services.allocator.state.totals import AppUsage, PreviousSample
 
 STALE_NS: Final = 2_000_000_000
@@ -318,6 +319,8 @@ class ClusterState:
         for column in (rows.report_seq, rows.limit_update_seq, rows.quota_inflight_us, rows.limit_inflight_bytes):
             column[mine] = 0
         rows.quota_deferred_us[mine] = rows.limit_deferred_bytes[mine] = 0
+        for names in (QUOTA, LIMIT):
+            clear(rows, names, mine)  # another process, which may be allowed more
         rows.acked[mine] = rows.unreported[mine] = True
         rows.fenced[mine] = False
 

@@ -14,6 +14,8 @@ from services.cli.apps.memory_events import SEVERE_KINDS, MemoryCounters, descri
 _SENTENCES: Final = {
     ContainerChange.DRIFTED: "limits drifted: {}",
     ContainerChange.CPU_REFUSED: "more CPU refused: {}",
+    ContainerChange.LIMIT_REFUSED: "limit refused: {}",
+    ContainerChange.LIMIT_ACCEPTED: "limit no longer refused: {}",
 }
 
 
@@ -49,7 +51,7 @@ class EventHistory:
         self._newest: defaultdict[tuple[str, str, str], deque[HistoryEvent]] = defaultdict(lambda: deque(maxlen=last))
 
     def take(self, message: Message) -> None:
-        """Add one stored event; ignores all but memory events, drift and CPU that a node refused."""
+        """Add one stored event; ignores all but memory events, drift and refused limits."""
         if isinstance(message, OomEvent) and message.container.startswith(self._container):
             self.total.add(message)
             self.tallies[message.container, message.node].add(message)

@@ -61,7 +61,9 @@ def plain_lines(state: ViewModel, *, only: str | None = None) -> list[str]:
 
 
 def _plain_line(item: ContainerView, period_us: int) -> str:
-    memory = "; ".join(part for part in (item.memory.in_words(), item.last_memory_event, _drift(item)) if part)
+    memory = "; ".join(
+        part for part in (item.refusal, item.memory.in_words(), item.last_memory_event, _drift(item)) if part
+    )
     return (
         f"  {item.name:24} cpu {format_cores(item.used_us, period_us):>5} of"
         f" {format_cores(item.quota_us, period_us):>9}  throttled {item.throttled_share:4.0%}"
@@ -185,7 +187,8 @@ def _last_change(container: ContainerView) -> Text:
     """Why the limits are what they are; below, what happened near or at the memory limit."""
     kills = f"  {container.oom_kills} OOM kills" if container.oom_kills else ""
     drift = f"  {_drift(container)}" if container.drifts else ""
-    cell = Text.assemble((container.last_reason, "dim"), (kills, "bold red"), (drift, "yellow"))
+    refusal = (f"{container.refusal}  ", "red") if container.refusal else ""
+    cell = Text.assemble(refusal, (container.last_reason, "dim"), (kills, "bold red"), (drift, "yellow"))
     tally = container.memory
     troubled = tally.grants_denied or tally.oom_killer_enabled or tally.kills or tally.limit_hits
     if words := tally.in_words():

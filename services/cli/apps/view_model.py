@@ -49,6 +49,8 @@ class ContainerView:
     drifts: int = 0
     """How often its limits were modified externally, since it was first seen."""
     last_drift: str = ""
+    refusal: str = ""
+    """Which limits the kernel refuses now, and why."""
     used_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
     quota_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
     recent_periods: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=THROTTLE_WINDOW_PERIODS))
@@ -103,6 +105,8 @@ class AppView:
     epoch: int = 0
     memory: MemoryCounters = field(default_factory=MemoryCounters)
     drifts: int = 0
+    refusals: dict[str, str] = field(default_factory=dict)
+    """`ContainerView.refusal` by container: it may be known before the first batch."""
     decisions: int = 0
     batches: int = 0
     missed_batches: int = 0
@@ -160,6 +164,7 @@ class ViewModel:
         app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_committed_us, state.memory_committed_bytes
         app.memory_reserved_bytes, app.owner = state.memory_reserved_bytes, state.owner
         app.epoch = max(app.epoch, state.epoch)
+        app.refusals = {each.container: each.kernel_refusal for each in state.containers if each.kernel_refusal}
 
     def _app(self, name: str) -> AppView:
         """An application, created at the first message that names it; its owner may be known already."""
@@ -199,6 +204,8 @@ class ViewModel:
         app.period_us, app.host_cpus = batch.period_us, batch.host_cpus
         node.reserve_given_bytes, node.reserve_used_bytes = batch.reserve_given_bytes, batch.reserve_used_bytes
         node.containers = {row["container"]: _apply_row(node, batch, row) for row in batch.rows()}
+        for container in node.containers.values():
+            container.refusal = app.refusals.get(container.container, "")
         self._advance(batch.time_ns)
 
     def add_decisions(self, decisions: LimitDecisions) -> None:
@@ -227,14 +234,19 @@ class ViewModel:
             container.last_memory_event = describe_event(event)
 
     def add_container_event(self, event: ContainerEvent) -> None:
-        """Count externally modified limits; all other changes are in the batches."""
-        if event.change is not ContainerChange.DRIFTED:
-            return
-        app = self._app(event.app)
-        app.drifts += 1
-        if (container := app.find(event.node, event.container)) is not None:
-            container.drifts += 1
-            container.last_drift = event.reason
+        """Count externally modified limits, keep what the kernel refuses; all other changes are in the batches."""
+        match event.change:
+            case ContainerChange.LIMIT_REFUSED:
+                self._app(event.app).refusals[event.container] = event.reason
+            case ContainerChange.LIMIT_ACCEPTED | ContainerChange.EXITED | ContainerChange.RELEASED:
+                if (known := self.apps.get(event.app)) is not None:
+                    known.refusals.pop(event.container, None)
+            case ContainerChange.DRIFTED:
+                app = self._app(event.app)
+                app.drifts += 1
+                if (container := app.find(event.node, event.container)) is not None:
+                    container.drifts += 1
+                    container.last_drift = event.reason
 
     def snapshot(self) -> dict[str, Any]:
         """Everything as plain JSON types."""
@@ -332,6 +344,7 @@ def _plain_container(container: ContainerView) -> dict[str, Any]:
         "last_memory_event": container.last_memory_event,
         "drifts": container.drifts,
         "last_drift": container.last_drift,
+        "refusal": container.refusal,
         "last_reason": container.last_reason,
         "used_history_us": list(container.used_history_us),
         "quota_history_us": list(container.quota_history_us),

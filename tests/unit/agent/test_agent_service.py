@@ -317,6 +317,24 @@ async def test_signing_off_removes_the_registration(lab):
     assert await lab.ours.bucket(NODES).get("n1") is None
 
 
+async def test_a_limit_that_the_kernel_refuses_for_a_second_is_an_event_and_so_is_its_end(lab):
+    async with lab.agent():
+        container = await lab.guarded()
+        container.parent_quota_us = 35_000
+        for periods in range(3, 16, 3):
+            await lab.order(update, {container.key: (90_000, 0)})
+            enough = len(lab.batches) + periods
+            await until(lambda enough=enough: len(lab.batches) > enough, what="the next attempt")
+        told = [event for event in lab.changes if event.change is ContainerChange.LIMIT_REFUSED]
+        container.parent_quota_us = 0
+        await lab.order(update, {container.key: (90_000, 0)})
+        await until(lambda: lab.changes[-1].change is ContainerChange.LIMIT_ACCEPTED, what="its end")
+
+    reason = "the kernel refuses more than 0.35 cores: the group above has 35000"
+    assert [(event.container, event.quota_us, event.reason) for event in told] == [(container.key, 35_000, reason)]
+    assert lab.changes[-1].reason == f"the kernel accepts it again, after: {reason}"
+
+
 async def test_drift_is_an_event(lab):
     async with lab.agent():
         container = await lab.guarded()

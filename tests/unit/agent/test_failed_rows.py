@@ -67,7 +67,10 @@ async def test_a_row_beyond_what_is_announced_is_a_warning_with_its_reason_and_f
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda container: setattr(container, "refuse", True), "the kernel refuses the value"),
+        (
+            lambda container: setattr(container, "refuse", True),
+            "the kernel refuses less than 256.0 MiB: memory.limit_in_bytes: ",
+        ),
         (lambda container: container.run(0, memory_bytes=200 * MIB), "the memory is in use"),
     ],
     ids=["refused", "in use"],

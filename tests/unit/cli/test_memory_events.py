@@ -164,6 +164,18 @@ def test_cpu_that_a_node_refused_is_in_the_history_and_is_no_drift() -> None:
     assert history.drifts == 0
 
 
+def test_what_the_kernel_refused_is_in_the_history() -> None:
+    history = EventHistory(None, last=2)
+    reason = "the kernel refuses less than 1.00 cores: cpu.cfs_burst_us is 100000"
+    history.take(drift(1, change=ContainerChange.LIMIT_REFUSED, reason=reason))
+    history.take(drift(2, change=ContainerChange.LIMIT_ACCEPTED, reason="the kernel accepts it again"))
+
+    assert [event.sentence for event in history.events] == [
+        f"limit refused: {reason}",
+        "limit no longer refused: the kernel accepts it again",
+    ]
+
+
 def test_a_history_of_one_container_leaves_the_others_out() -> None:
     history = EventHistory("web", last=5)
     for name in ("web-0123456789ab", "db-0123456789ab"):

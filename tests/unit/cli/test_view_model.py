@@ -12,6 +12,7 @@ from schemas.leases import Members
 from schemas.oom import OomKind
 from services.cli.apps.live_view import plain_lines, render, sparkline, usage_bar
 from services.cli.apps.view_model import ViewModel
+from tests.support.app_states import app_state, container_state
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch, decisions
 from tests.support.oom_events import MIB, drift, oom_event
 
@@ -180,6 +181,33 @@ def test_memory_events_are_counted_for_the_container_and_its_application() -> No
     assert (web["drifts"], shop["drifts"]) == (1, 1)
     assert "became 64 MiB" in web["last_drift"]
     assert [event["kind"] for event in snapshot["memory_events"]] == ["grant", "kill", "grant"]
+
+
+def test_what_the_kernel_refuses_is_shown_until_it_ends() -> None:
+    reason = "the kernel refuses less than 1.00 cores: cpu.cfs_burst_us is 100000"
+    state = ViewModel()
+    state.add_container_event(drift(change=ContainerChange.LIMIT_REFUSED, reason=reason))
+    state.add_batch(batch(0))
+    console = Console(width=240, force_terminal=False)
+    with console.capture() as captured:
+        console.print(render(state, columns=240))
+
+    assert reason in captured.get()
+    assert any(reason in line for line in plain_lines(state))
+    assert state.snapshot()["apps"][0]["containers"][0]["refusal"] == reason
+
+    state.add_container_event(drift(change=ContainerChange.LIMIT_ACCEPTED, reason=f"accepted again, after: {reason}"))
+    state.add_batch(batch(1))
+
+    assert not any(reason in line for line in plain_lines(state))
+
+
+def test_what_the_kernel_has_refused_for_long_is_known_from_the_allocator() -> None:
+    state = ViewModel()
+    state.seed(app_state(container_state("web-0123456789ab", kernel_refusal="the kernel refuses more")))
+    state.add_batch(batch(0))
+
+    assert state.apps["shop"].containers[0].refusal == "the kernel refuses more"
 
 
 def test_what_is_known_of_a_container_survives_the_restart_of_its_agent() -> None:

@@ -49,6 +49,14 @@ def test_what_is_free_bounds_both() -> None:
     assert admit(room, NEWCOMER) == Admission(30_000, 25 * MIB)
 
 
+def test_where_others_hold_what_cannot_be_taken_from_them_it_gets_the_minimum_and_no_more() -> None:
+    """14 MiB: 10 that it uses, and the margin of 4."""
+    room = replace(ROOM, cpu_free_us=-5_000, memory_free_bytes=-30 * MIB, overrun_us=6_000, overrun_bytes=44 * MIB)
+    assert admit(room, NEWCOMER) == Admission(1_000, 14 * MIB)
+    for less in ({"overrun_us": 5_999}, {"overrun_bytes": 44 * MIB - 1}):
+        assert isinstance(admit(replace(room, **less), NEWCOMER), AdmissionRefusal)
+
+
 @pytest.mark.parametrize(
     ("room", "change", "reason", "permanent"),
     [

@@ -453,10 +453,10 @@ export const NESTED = {
  * @property {boolean} [pareto]
  */
 
-/** @typedef {"started" | "exited" | "released" | "rejected" | "refused" | "drifted" | "cpu_refused"} ContainerChange What happened to a container. */
+/** @typedef {"started" | "exited" | "released" | "rejected" | "refused" | "drifted" | "cpu_refused" | "limit_refused" | "limit_accepted"} ContainerChange What happened to a container. */
 
 /**
- * A container started, exited, was released, rejected, refused, drifted, or was refused more CPU time.
+ * A container started, exited, was released, rejected, refused, drifted, or a limit of it was refused.
  * @typedef {Object} ContainerEvent
  * @property {string} type
  * @property {number} [schema_version]
@@ -493,6 +493,7 @@ export const NESTED = {
  * @property {boolean} admitted
  * @property {string} [rejection]
  * @property {number} report_age_s
+ * @property {string} [kernel_refusal]
  */
 
 /**
@@ -963,6 +964,8 @@ export const NESTED = {
  * @property {Integer} [node_headroom_bytes]
  * @property {Integer} [node_cpu_headroom_us]
  * @property {string} [node_budget_reason]
+ * @property {Object} [refused_cpu]
+ * @property {Object} [refused_memory]
  * @property {Integer[]} quota_us
  * @property {Integer[]} limit_bytes
  * @property {Integer[]} limit_update_seq

@@ -170,6 +170,8 @@ ContainerChange = Literal[
     "refused",
     "drifted",
     "cpu_refused",
+    "limit_refused",
+    "limit_accepted",
 ]
 """What happened to a container."""
 
@@ -701,7 +703,7 @@ class ConfigurationPrediction(TypedDict):
 
 
 class ContainerEvent(TypedDict):
-    """A container started, exited, was released, rejected, refused, drifted, or was refused more CPU time."""
+    """A container started, exited, was released, rejected, refused, drifted, or a limit of it was refused."""
 
     type: str
     schema_version: NotRequired[int]
@@ -736,6 +738,7 @@ class ContainerState(TypedDict):
     admitted: bool
     rejection: NotRequired[str]
     report_age_s: float
+    kernel_refusal: NotRequired[str]
 
 
 class Contribution(TypedDict):
@@ -1188,6 +1191,8 @@ class LimitReply(TypedDict):
     node_headroom_bytes: NotRequired[int]
     node_cpu_headroom_us: NotRequired[int]
     node_budget_reason: NotRequired[str]
+    refused_cpu: NotRequired[dict[str, Any]]
+    refused_memory: NotRequired[dict[str, Any]]
     quota_us: list[int]
     limit_bytes: list[int]
     limit_update_seq: list[int]
