@@ -105,8 +105,8 @@ class AppView:
     epoch: int = 0
     memory: MemoryCounters = field(default_factory=MemoryCounters)
     drifts: int = 0
-    refusals: dict[str, str] = field(default_factory=dict)
-    """`ContainerView.refusal` by container: it may be known before the first batch."""
+    refusals: dict[tuple[str, str], str] = field(default_factory=dict)
+    """`ContainerView.refusal` by node and container: it may be known before the first batch."""
     decisions: int = 0
     batches: int = 0
     missed_batches: int = 0
@@ -164,7 +164,9 @@ class ViewModel:
         app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_committed_us, state.memory_committed_bytes
         app.memory_reserved_bytes, app.owner = state.memory_reserved_bytes, state.owner
         app.epoch = max(app.epoch, state.epoch)
-        app.refusals = {each.container: each.kernel_refusal for each in state.containers if each.kernel_refusal}
+        app.refusals = {
+            (each.node, each.container): each.kernel_refusal for each in state.containers if each.kernel_refusal
+        }
 
     def _app(self, name: str) -> AppView:
         """An application, created at the first message that names it; its owner may be known already."""
@@ -205,7 +207,7 @@ class ViewModel:
         node.reserve_given_bytes, node.reserve_used_bytes = batch.reserve_given_bytes, batch.reserve_used_bytes
         node.containers = {row["container"]: _apply_row(node, batch, row) for row in batch.rows()}
         for container in node.containers.values():
-            container.refusal = app.refusals.get(container.container, "")
+            container.refusal = app.refusals.get((batch.node, container.container), "")
         self._advance(batch.time_ns)
 
     def add_decisions(self, decisions: LimitDecisions) -> None:
@@ -237,10 +239,10 @@ class ViewModel:
         """Count externally modified limits, keep what the kernel refuses; all other changes are in the batches."""
         match event.change:
             case ContainerChange.LIMIT_REFUSED:
-                self._app(event.app).refusals[event.container] = event.reason
+                self._app(event.app).refusals[event.node, event.container] = event.reason
             case ContainerChange.LIMIT_ACCEPTED | ContainerChange.EXITED | ContainerChange.RELEASED:
                 if (known := self.apps.get(event.app)) is not None:
-                    known.refusals.pop(event.container, None)
+                    known.refusals.pop((event.node, event.container), None)
             case ContainerChange.DRIFTED:
                 app = self._app(event.app)
                 app.drifts += 1
