@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.apps import AppSpec
-from schemas.codec import encode
+from schemas.codec import decode, encode
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.permissions import Role, allowed, grants
+from schemas.queries import QueryError
 from schemas.remote_memory import SlabReply, SlabRequest
 from schemas.streams import APPS, LEASES, NODES, OBJECT_STORES, OOM_STREAM, TRAINING_STREAM
 from schemas.subjects import (
@@ -228,6 +229,29 @@ async def test_a_reply_subject_is_no_way_around(server: SecuredNats, operator: N
         None,
         None,
     )
+    await allocator.close(2)
+
+
+async def test_a_host_asks_for_no_memory_in_another_s_name(server: SecuredNats) -> None:
+    """The server permits its own subject only, and there a message that names another node is not read."""
+    allocator, intruder = await server.bus(Role.ALLOCATOR), server.user(Role.AGENT, OTHERS).identity
+    answered: list[str] = []
+
+    async def answer(delivery: Delivery) -> MemoryReply:
+        answered.append(delivery.subject)
+        return MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, denial="")
+
+    await allocator.serve(MEMORY_REQUESTS.pattern("tb", app="shop"), answer)
+    await allocator.flush(5)
+    own, other = (MEMORY_REQUESTS.subject("tb", app="shop", node=node).text for node in (OTHERS, MINE))
+    async with Trial(server, intruder) as trial:
+        await trial.client.publish(other, encode(memory_request()))
+        refusal = decode((await trial.client.request(own, encode(memory_request()), timeout=5)).data)
+        assert trial.refused["publish"] == {other}
+
+    assert isinstance(refusal, QueryError)
+    assert "names another node than its subject" in refusal.message
+    assert answered == []
     await allocator.close(2)
 
 
