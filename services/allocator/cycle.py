@@ -297,12 +297,16 @@ class AllocationCycle:
         outcome = self._send(context, before, quiet=True)
         context = context.updated()
         reclaiming = reserves.reclaim_in_flight(context, index, group, where)
-        refusal = ""
-        if not granted and not reclaiming and cluster.reserves.acked[group]:  # an update in flight may bring it
-            refusal = reserves.explain_exhausted(context, index) + requester.remark
+        refusal: dict[str, Any] = {}
+        own = requester.rows
+        rising = (cluster.rows.limit_inflight_bytes[own] > cluster.rows.limit_bytes[own]).any()
+        # An update in flight may bring it: to the reserve, or to the container itself.
+        if not granted and not reclaiming and not rising and cluster.reserves.acked[group]:
+            refusal = {"denial": reserves.explain_exhausted(context, index) + requester.remark}
             if where is not None:
-                refusal = reserves.node_is_full(request.node, headroom, request.wanted_bytes)
-        answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming, "denial": refusal}
+                denial = reserves.node_is_full(request.node, headroom, request.wanted_bytes)
+                refusal = {"denial": denial, "node_is_full": True}
+        answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming} | refusal
         return reply.model_copy(update=answer), replace(outcome, updates=refills + outcome.updates)
 
     def redistribute(self, time: StepTime) -> Outcome:

@@ -295,6 +295,7 @@ class MemoryController:
             state = member.handle.read_memory()
         if state is None:
             return  # vanished: the next sample notices
+        self.containers.samples.note_memory(key, state.usage_bytes)
         most_bytes, left_bytes = self._reserves.bounds_of(container.app)
         seen = Observation(state, now_ns, member.oom_kills, most_bytes, left_bytes, self._oom_wait_timeout_ns)
         self._carry_out(_Inspection(container, state, cause, now_ns), member, container.inspect(seen))

@@ -105,8 +105,8 @@ class Reserves:
     def __init__(self, store: ReserveStore) -> None:
         self._store = store
         self._accounts: dict[str, _Account] = {}
-        self.may_spend: Callable[[], bool] = lambda: True
-        """False while nothing is granted, whatever is left."""
+        self.grantable_bytes: Callable[[], int | None] = lambda: None
+        """The most that may be granted now, whatever is left; None: no bound."""
         self._load(store.read())
         for app, most_bytes in store.read_container_max().items():
             self._accounts.setdefault(app, _Account()).container_max_bytes = most_bytes
@@ -161,8 +161,10 @@ class Reserves:
         """Take up to so much out; returns how much."""
         account = self._accounts.get(app)
         wanted_bytes = min(wanted_bytes, self.left_of(app))
-        if account is None or wanted_bytes <= 0 or not self.may_spend():
+        if account is None or wanted_bytes <= 0:
             return 0
+        if (most_bytes := self.grantable_bytes()) is not None:
+            wanted_bytes = min(wanted_bytes, most_bytes)
         got = self._store.spend(app, wanted_bytes)
         account.used_bytes += got
         return got

@@ -159,6 +159,8 @@ def reserve_view(context: StepContext) -> ReserveView:
 class MemoryRequester:
     """The container that a memory request is for."""
 
+    rows: list[int]
+    """Its own; none if it is not known."""
     exempt: list[int]
     """Rows whose limits are not decreased for it: its own, if known."""
     within_bytes: int
@@ -172,14 +174,15 @@ class MemoryRequester:
 def requester(context: StepContext, found: list[int | None], app: int) -> MemoryRequester:
     """The requesting container, in rows ``found``, and what its fair share allows."""
     rows, share_bytes = context.cluster.rows, int(context.fair.share_bytes[app])
-    exempt = [row for row in found if row is not None]
-    limit_bytes = int(context.holdings.limit_bytes[exempt].sum())
+    own = [row for row in found if row is not None]
+    exempt = list(own)
+    limit_bytes = int(context.holdings.limit_bytes[own].sum())
     if limit_bytes < share_bytes:
-        return MemoryRequester(exempt, share_bytes - limit_bytes, np.zeros(rows.count, dtype=np.int64))
+        return MemoryRequester(own, exempt, share_bytes - limit_bytes, np.zeros(rows.count, dtype=np.int64))
     guaranteed, others = context.guaranteed_bytes, (rows.app == app) & rows.admitted
     others[exempt] = False
     claimed_bytes = int(claims(guaranteed, rows.memory_usage_bytes)[others].sum())
-    return MemoryRequester(exempt, 0, guaranteed, explain_above_share(limit_bytes, share_bytes, claimed_bytes))
+    return MemoryRequester(own, exempt, 0, guaranteed, explain_above_share(limit_bytes, share_bytes, claimed_bytes))
 
 
 def reclaim_in_flight(context: StepContext, app: int, group: int, node: int | None = None) -> int:

@@ -188,9 +188,10 @@ def within_share(app: AppIndex, limit_bytes: Ints, raise_bytes: Ints, shares_byt
 
 
 def counted_bytes(rows: Rows) -> IntArray:
-    """What an agent counts per row at least: its limit, or usage and a margin without one. Shape (N,)."""
-    least = -(-(rows.memory_usage_bytes + MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
-    counted: IntArray = np.where(rows.limit_bytes < 0, least, rows.limit_bytes)
+    """What an agent counts per row: the limit that it has set, or use and a margin without one. Shape (N,)."""
+    used = np.maximum(rows.memory_usage_bytes - rows.memory_reclaimable_bytes, 0)
+    least = -(-(used + MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
+    counted: IntArray = np.where((rows.limit_bytes < 0) | rows.own_limit, least, rows.limit_bytes)
     return counted
 
 

@@ -122,11 +122,11 @@ class Machine:
     def follow_up(self) -> None:
         self.told += self.node.events.take_events()
         for asked in self.node.events.take_requests():
-            self.node.memory.answered(asked, RequestOutcome(denial=self.ask(asked)), time.monotonic_ns())
+            self.node.memory.answered(asked, self.ask(asked), time.monotonic_ns())
 
-    def ask(self, asked: PendingRequest) -> str:
+    def ask(self, asked: PendingRequest) -> RequestOutcome:
         if (why := self.node.budget.grant_refusal()) is not None:
-            return why.sentence("guest")
+            return RequestOutcome(denial=why.sentence("guest"))
         request = MemoryRequest(
             app=asked.app,
             node="guest",
@@ -141,7 +141,7 @@ class Machine:
         owner = self.owners[asked.app]
         reply, outcome = owner.request_memory(request, self.step_time())
         self.send(owner, outcome.updates)
-        return self.node.budget.explain_refusal(reply.denial, asked.wanted_bytes)
+        return self.node.budget.outcome(reply, asked.wanted_bytes)
 
     def promised_bytes(self, growers: list[Grower]) -> int:
         """As the kernel and the book have it."""

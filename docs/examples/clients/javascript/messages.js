@@ -1072,6 +1072,7 @@ export const NESTED = {
  * @property {Integer} granted_bytes
  * @property {Integer} reclaiming_bytes
  * @property {string} [denial]
+ * @property {boolean} [node_is_full]
  */
 
 /**

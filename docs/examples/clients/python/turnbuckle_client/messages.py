@@ -1297,6 +1297,7 @@ class MemoryReply(TypedDict):
     granted_bytes: int
     reclaiming_bytes: int
     denial: NotRequired[str]
+    node_is_full: NotRequired[bool]
 
 
 class MemoryRequest(TypedDict):
