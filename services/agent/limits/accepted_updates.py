@@ -33,7 +33,7 @@ from services._host.cgroup_snapshot import UNLIMITED
 from services.agent.containers import ContainerLimits, ContainerSet, Incarnation
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.node_budget import REPORT_INTERVAL_NS
-from services.agent.memory.reserve import UNKNOWN_SHARE, FairShare, ReserveUpdate
+from services.agent.memory.reserve import UNKNOWN_SHARE, ReserveUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +268,8 @@ class UpdateLog:
 
 def _reserve_orders(update: LimitUpdate) -> list[ReserveUpdate]:
     """Those that an update carries; an allocator that knows nothing of fair shares sends none."""
-    shares = [FairShare(*pair) for pair in zip(update.fair_share_bytes, update.fair_growth_bytes, strict=True)]
-    columns = update.reserve_given_bytes, update.container_max_bytes, shares or [UNKNOWN_SHARE] * len(update.apps)
+    shares = update.fair_share_bytes or (UNKNOWN_SHARE,) * len(update.apps)
+    columns = update.reserve_given_bytes, update.container_max_bytes, shares
     return [ReserveUpdate(*wanted) for wanted in zip(update.apps, *columns, strict=False)]
 
 

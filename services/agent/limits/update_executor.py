@@ -53,7 +53,7 @@ _REASONS: Final = {
 }
 _WITH_A_REASON: Final = frozenset({RowStatus.FAILED, RowStatus.NODE_BUDGET})
 _OVER_LIMIT: Final = "beyond what is announced of its application"
-_IN_USE: Final = "the memory is in use, or was granted within the last second"
+_IN_USE: Final = "the memory is in use, or was granted within the last second to one that grows"
 _GONE_KEPT: Final = 4_096
 """Containers that have gone, of which the application is remembered."""
 
