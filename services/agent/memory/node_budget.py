@@ -280,13 +280,13 @@ class NodeBudget:
     def outcome(self, reply: MemoryReply, wanted_bytes: int) -> RequestOutcome:
         """An allocator's answer; where this node lacks the headroom, that is the reason, with figures.
 
-        Where the allocator knew less headroom than there is now, it is to be asked again, before anything is killed.
+        Where the allocator knew of no headroom, and there is some now, it is asked again before anything is killed.
         """
         room = self.headroom() if reply.denial else None
+        if room is not None and reply.node_is_full and room.left_bytes >= MIB:
+            return RequestOutcome(timeout=f"its node has {_mib(room.left_bytes)} again; {reply.denial}")
         if room is not None and room.left_bytes < wanted_bytes:
             return RequestOutcome(denial=f"{room.refusal.sentence(self._containers.node)}; {reply.denial}")
-        if room is not None and reply.node_is_full:
-            return RequestOutcome(timeout=f"its node has {_mib(room.left_bytes)} again; {reply.denial}")
         return RequestOutcome(denial=reply.denial)
 
     def begin(self) -> UpdateHeadroom:

@@ -233,9 +233,11 @@ def test_a_refusal_of_an_allocator_that_knew_less_headroom_is_asked_again(host):
     node = node_of(host, 1000)
     container(node, host, "web", 300)
     reply = MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, denial="full", node_is_full=True)
-    again = node.budget.outcome(reply, 700 * MIB)
+    again = node.budget.outcome(reply, 900 * MIB)
     assert (again.denial, again.timeout) == ("", "its node has 700.0 MiB again; full")
-    assert node.budget.outcome(reply, 701 * MIB).denial.endswith("that are allocatable; full")
+    container(node, host, "db", 700)
+    assert node.budget.outcome(reply, 1).denial.endswith("that are allocatable; full")
+    node = node_of(host, 1000)
     assert node.budget.outcome(reply.model_copy(update={"node_is_full": False}), 1).denial == "full"
 
 
