@@ -100,7 +100,10 @@ class SampleState:
     def memory_in_use(self) -> dict[str, int]:
         """By container, bytes that the kernel cannot drop, as far as is known; not of those that were never sampled."""
         used = np.maximum(self.memory_bytes - self.reclaimable_bytes, 0).tolist()
-        return {key: size for key, size in zip(self.keys, used, strict=True) if key not in self._new}
+        by_key: dict[str, int] = dict(zip(self.keys, used, strict=True))
+        for key in self._new:
+            by_key.pop(key, None)
+        return by_key
 
     def note_memory(self, key: str, usage_bytes: int) -> None:
         """Its usage was read between two samples."""
