@@ -20,6 +20,8 @@ class SampleFlag(IntFlag):
     EARLY = 4
     """Sent between two samples: the container has just been throttled, so all of its quota counts as used. The period
     is not over, and is part of the next sample too, which does not count it as throttled again."""
+    OWN_MEMORY_LIMIT = 8
+    """No agent has set its memory limit, so on its node it counts with what it uses."""
 
 
 _NOT_EARLY: Final = bytes(flags for flags in range(256) if not flags & SampleFlag.EARLY)
@@ -50,10 +52,12 @@ class CfsBatch(ColumnarMessage):
     reserve_update_seq: Annotated[Count, renamed("reserve_update_seq", "reserve_order_seq")] = 0
     """Sequence of the newest reserve update received from the application's current owner; 0: none."""
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
-    """Node budget less memory limits and reserves of all applications on this node; 0 also while MemAvailable is too
-    low for increases; -1: the agent sets no bound."""
+    """By how much memory limits and reserves on this node may rise: the lesser of what is allocatable and not committed
+    (`schemas.containers.NodeInfo`), and what of MemAvailable is neither kept free nor promised already; -1: the agent
+    sets no bound."""
     node_cpu_headroom_us: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
-    """CPU budget of the node less the quotas of all containers on it, us per period; -1: the agent sets no bound."""
+    """CPU budget of the node less the quotas that agents have set on it and what its other containers use, us per
+    period; -1: the agent sets no bound."""
     configured_cpu_us: Annotated[int, Field(ge=-1, le=1 << 40)] = -1
     """Sum of the CPU limits that these containers came with, us per period; -1: one of them has none, or not known."""
     configured_memory_bytes: Annotated[int, Field(ge=-1, le=1 << 60)] = -1

@@ -104,13 +104,13 @@ class NodeInfo(Message):
     holder: str = ""
     """Random token in a lock file held by the agent: a successor that reads it knows that this process is dead."""
     allocatable_memory_bytes: int | None = None
-    """Bound of the sum of memory limits and reserves of managed containers: the node's memory less the part
-    reserved for the system (Kubernetes' *node allocatable*); none: the agent sets no bound."""
+    """Bound of `committed_memory_bytes`: the node's memory less the part reserved for the system (Kubernetes' *node
+    allocatable*); none: the agent sets no bound."""
     committed_memory_bytes: int | None = None
-    """Sum of memory limits and reserves, over all applications."""
+    """Sum of the memory limits of enforced containers, of reserves, and of what all other containers use."""
     committed_cpu_us: int | None = None
-    """Sum of the CPU quotas of managed containers, us per period; those without a quota count what they used last, and
-    at least 1,000 us."""
+    """Sum of the CPU quotas of managed containers, us per period. Where there is a bound those that no agent has set
+    count what their containers used last, and at least 1,000 us."""
     allocatable_cpu_us: int | None = None
     """Bound of that sum; none: the agent sets no bound."""
     warns_cpu_overcommit: bool = True

@@ -61,8 +61,7 @@ class LimitUpdate(ColumnarMessage):
     fair_share_bytes: tuple[Count, ...] = ()
     """Per application in `apps`: a container's fair share of the memory limit. Sent with the reserves, or empty."""
     fair_growth_bytes: tuple[Count, ...] = ()
-    """Per application in `apps`: growth above usage that every container is guaranteed, up to its fair share. Sent with
-    the shares."""
+    """Per application in `apps`, sent with the shares: 0. Older agents keep so much for containers that do not ask."""
     quota_us: Int64Column
     limit_bytes: Int64Column
 

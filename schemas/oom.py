@@ -167,3 +167,5 @@ class MemoryReply(Message):
     """Being reclaimed from other containers; granted when they have released it."""
     denial: Annotated[str, renamed("denial", "refusal")] = ""
     """Why nothing more will be granted, with figures; empty: more will be."""
+    node_is_full: bool = False
+    """Whether that is because of the node's headroom, as the allocator knew it."""

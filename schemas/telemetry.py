@@ -223,9 +223,13 @@ _METRICS: Final = (
     MetricSpec(
         "turnbuckle_agent_node_allocatable_bytes",
         "gauge",
-        "allocatable memory: upper bound for the sum of memory limits and reserves",
+        "allocatable memory: upper bound for what is committed",
     ),
-    MetricSpec("turnbuckle_agent_node_committed_bytes", "gauge", "sum of memory limits and reserves"),
+    MetricSpec(
+        "turnbuckle_agent_node_committed_bytes",
+        "gauge",
+        "memory limits of enforced containers, reserves, and what other containers use",
+    ),
     MetricSpec(
         "turnbuckle_agent_node_cpu_budget_rejections_total",
         "counter",

@@ -216,8 +216,8 @@ def _read_scenario(settings: AgentSettings) -> list[SimulatedApp]:
 
 
 def node_memory_budget(settings: AgentSettings, host_memory_bytes: int) -> MemoryBudget:
-    """What memory limits and reserves on a machine with so much memory may add up to."""
-    capacity_bytes = int(settings.node_memory_bytes or host_memory_bytes)
+    """What may be promised of a machine with so much memory; never more than it has, whatever the settings say."""
+    capacity_bytes = min(int(settings.node_memory_bytes or host_memory_bytes), host_memory_bytes)
     reserved_bytes = settings.system_reserved_memory_bytes
     return MemoryBudget(
         capacity_bytes,

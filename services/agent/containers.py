@@ -39,6 +39,7 @@ NEVER = -1
 LONG_AGO_NS = -(1 << 62)
 _FILLS = {
     "counters": 0,
+    "memory_bytes": 0,
     "read_ns": NEVER,
     "idle": 0,
     "reclaimable_bytes": 0,
@@ -63,6 +64,8 @@ class SampleState:
         self._new: set[str] = set()
         self.counters: IntArray = np.zeros((0, COUNTER_COLUMNS), dtype=np.int64)
         """As they were read last."""
+        self.memory_bytes: IntArray = np.zeros(0, dtype=np.int64)
+        """Memory usage as it was read last, by a sample or an inspection between two."""
         self.read_ns: IntArray = np.zeros(0, dtype=np.int64)
         """When, monotonic; `NEVER`."""
         self.idle: BoolArray = np.zeros(0, dtype=np.bool_)
@@ -106,6 +109,19 @@ class SampleState:
         """Its row; None: it has not been sampled since it was found."""
         return None if key in self._new else self._row_of.get(key)
 
+    def memory_in_use(self) -> dict[str, int]:
+        """By container, bytes that the kernel cannot drop, as far as is known; not of those that were never sampled."""
+        used = np.maximum(self.memory_bytes - self.reclaimable_bytes, 0).tolist()
+        by_key: dict[str, int] = dict(zip(self.keys, used, strict=True))
+        for key in self._new:
+            by_key.pop(key, None)
+        return by_key
+
+    def note_memory(self, key: str, usage_bytes: int) -> None:
+        """Its usage was read between two samples."""
+        if (row := self.row_of(key)) is not None:
+            self.memory_bytes[row] = usage_bytes
+
     def is_idle(self, key: str) -> bool:
         """Whether it did nothing in the last period."""
         row = self.row_of(key)
@@ -133,6 +149,15 @@ class ContainerLimits:
     """Whether the quota was ever updated: if not, the agent never restores it."""
     limit_ordered: bool = False
     """Whether the agent controls its memory: any update shows that the application is enforced."""
+    quota_inherited: bool = False
+    """Whether a previous agent has set the quota."""
+    limit_promised: bool = False
+    """Whether this agent or a previous one has set the memory limit: one that it came with promises nothing."""
+
+    @property
+    def quota_promised(self) -> bool:
+        """The same of the quota."""
+        return self.quota_ordered or self.quota_inherited
 
 
 @dataclass(slots=True)
@@ -327,11 +352,17 @@ class ContainerSet:
         if limits is None:
             handle.close()
             return None
-        kills = handle.read_oom_kills()
-        member = ManagedContainer(container, handle, handle.configured, oom_kills=kills, first_oom_kills=kills)
+        kills, configured = handle.read_oom_kills(), handle.configured
+        member = ManagedContainer(container, handle, configured, oom_kills=kills, first_oom_kills=kills)
         self.managed[container.key] = member
         self._key_by_id[container.container_id] = container.key
-        self.limits[container.key] = ContainerLimits(container.app, limits.quota_us, limits.memory_bytes)
+        self.limits[container.key] = ContainerLimits(
+            container.app,
+            limits.quota_us,
+            limits.memory_bytes,
+            quota_inherited=limits.quota_us != configured.quota_us,
+            limit_promised=not same_memory(limits.memory_bytes, configured.memory_bytes),
+        )
         self.samples.reset(container.key)
         self._forget_order()
         return member
@@ -391,7 +422,7 @@ class ContainerSet:
         outcome = self.managed[key].handle.write_memory(limit_bytes)
         if outcome is WriteOutcome.WRITTEN:
             self.writes.memory_writes += 1
-            self.limits[key].limit_bytes = limit_bytes
+            self.limits[key].limit_bytes, self.limits[key].limit_promised = limit_bytes, True
         status = self._status(key, outcome)
         if status is RowStatus.FAILED:
             cause = self.managed[key].handle.why_memory_refused()

@@ -30,9 +30,9 @@ class NodeOptions:
     source_deadlines_ns: Mapping[ContainerSource, int] = field(default_factory=dict)
     """Sources of containers, and when (monotonic) their silence no longer leaves the inventory incomplete."""
     memory_budget: MemoryBudget | None = None
-    """What memory limits and reserves of all containers may add up to; None: nothing is refused for it."""
+    """What may be promised of the node's memory; None: nothing is refused for it."""
     cpu_budget: CpuBudget | None = None
-    """What CPU quotas of all containers may add up to; None: nothing is refused for it."""
+    """What may be promised of the node's cores; None: nothing is refused for it."""
     warns_of_overcommit: bool = True
     """Whether CPU quotas beyond the cores are worth a warning."""
 

@@ -28,6 +28,7 @@ from services.agent.lifecycle import Removed
 from services.agent.limits.accepted_updates import Refusal
 from services.agent.limits.update_loop import LimitLoop
 from services.agent.memory.events import MemoryLoop
+from services.agent.memory.node_budget import MemoryBudget
 from services.agent.node import Node, NodeOptions, assemble
 from services.agent.ports import (
     Discovered,
@@ -90,7 +91,7 @@ class Agent:
             int(settings.oom_wait_timeout_s * 1e9),
             settings.on_drift == "reassert",
             deadlines_ns,
-            node_memory_budget(settings, host.memory_bytes),
+            self._memory_budget(host.memory_bytes),
             node_cpu_budget(settings, host.cpu_count),
             warns_of_overcommit=settings.cpu_overcommit == "warn",
         )
@@ -292,6 +293,18 @@ class Agent:
             # A new owner waits for the registered nodes: one that has not reported must not be forgotten.
             pending = bool(node.containers.inventory.pending)
             await self._name.heartbeat(self._info(node, backend), soon=pending)
+
+    def _memory_budget(self, host_memory_bytes: int) -> MemoryBudget:
+        budget, wanted_bytes = node_memory_budget(self._settings, host_memory_bytes), self._settings.node_memory_bytes
+        if wanted_bytes is not None and wanted_bytes > budget.capacity_bytes:
+            self._log.warning(
+                "node_memory_setting_too_large",
+                setting="TURNBUCKLE_AGENT__NODE_MEMORY_BYTES",
+                bytes=int(wanted_bytes),
+                used_bytes=budget.capacity_bytes,
+                reason="the machine has no more",
+            )
+        return budget
 
     def _log_source(self, backend: Backend) -> None:
         if (source := backend.host.telemetry_source) != self._source:

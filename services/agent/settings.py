@@ -131,20 +131,24 @@ class AgentSettings(NodeSettings):
         MemorySize | None,
         Field(
             ge=1 << 20,
-            description="memory of this node, such as 16GiB; default: MemTotal, or the limit of the root control group",
+            description="memory of this node, such as 16GiB, at most and by default MemTotal, or the limit of the root "
+            "control group",
         ),
     ] = None
     system_reserved_memory_bytes: Annotated[
         MemorySize | None,
         Field(
             ge=0,
-            description="of it, kept for the system and unmanaged processes (Kubernetes: system reserved): "
-            "limits and reserves of all applications add up to at most the rest; default: max(256 MiB, 5 %) or half",
+            description="of it, kept for the system and unmanaged processes (Kubernetes: system reserved): limits of "
+            "enforced containers, reserves and what other containers use add up to at most the rest; default: max(256 "
+            "MiB, 5 %) or half",
         ),
     ] = None
     min_available_memory_bytes: Annotated[
         MemorySize,
-        Field(ge=0, description="while MemAvailable is below, no memory limit is raised and nothing is granted"),
+        Field(
+            ge=0, description="of MemAvailable, never promised: limits are raised, and memory granted, out of the rest"
+        ),
     ] = ByteSize(100 << 20)
     cpu_overcommit: Annotated[
         Literal["warn", "allow"] | float,

@@ -83,6 +83,8 @@ class Rows:
     """Consecutive reports whose kernel values differ from the ordered ones."""
     fresh: BoolArray
     """A new sample arrived since the last step."""
+    own_limit: BoolArray
+    """No agent had set its memory limit when it was reported: on its node it counts with what it uses."""
 
     quota_us: IntArray
     """In the kernel by the newest report; -1: unlimited."""
@@ -127,7 +129,7 @@ class Rows:
     oom_kills: IntArray
     """Since the container was found; -1: no sample yet."""
 
-    _BOOLEAN = ("acked", "admitted", "observe_only", "fenced", "unreported", "fresh")
+    _BOOLEAN = ("acked", "admitted", "observe_only", "fenced", "unreported", "fresh", "own_limit")
 
     def __init__(self) -> None:
         self.count = 0

@@ -305,12 +305,16 @@ class AllocationCycle:
         outcome = self._send(context, before, quiet=True)
         context = context.updated()
         reclaiming = reserves.reclaim_in_flight(context, index, group, where)
-        refusal = ""
-        if not granted and not reclaiming and cluster.reserves.acked[group]:  # an update in flight may bring it
-            refusal = reserves.explain_exhausted(context, index) + requester.remark
+        refusal: dict[str, Any] = {}
+        own = requester.rows
+        rising = (cluster.rows.limit_inflight_bytes[own] > cluster.rows.limit_bytes[own]).any()
+        # An update in flight may bring it: to the reserve, or to the container itself.
+        if not granted and not reclaiming and not rising and cluster.reserves.acked[group]:
+            refusal = {"denial": reserves.explain_exhausted(context, index) + requester.remark}
             if where is not None:
-                refusal = reserves.node_is_full(request.node, headroom, request.wanted_bytes)
-        answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming, "denial": refusal}
+                denial = reserves.node_is_full(request.node, headroom, request.wanted_bytes)
+                refusal = {"denial": denial, "node_is_full": True}
+        answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming} | refusal
         return reply.model_copy(update=answer), replace(outcome, updates=refills + outcome.updates)
 
     def redistribute(self, time: StepTime) -> Outcome:
@@ -386,7 +390,7 @@ class AllocationCycle:
         missing[app], exempt[requester.exempt] = missing_bytes, True
         wanted = memory.ReclaimRequest(missing, exempt, requester.floor_bytes)
         targets = self.memory.reclaim(context, wanted, self._reasons[1])
-        cut = targets < rows.limit_ordered_bytes
+        cut = targets < context.holdings.limit_bytes
         rows.limit_ordered_bytes[cut] = targets[cut]
         rows.limit_deferred_bytes[cut] = 0
 
@@ -507,7 +511,7 @@ class AllocationCycle:
         """Fences with cumulative reserve grants, and the bounds for granting from them, one per node and epoch."""
         if plan is None:
             return ()
-        cluster, node_reserves, fair, updates = self.cluster, self.cluster.reserves, context.fair, []
+        cluster, node_reserves, shares, updates = self.cluster, self.cluster.reserves, context.share_bytes, []
         given_of = dict(zip(plan[0].tolist(), plan[1].tolist(), strict=True))
         epochs = context.epochs[node_reserves.app]
         for node, of_node in grouped(plan[0], node_reserves.node):
@@ -520,12 +524,12 @@ class AllocationCycle:
                     context.time,
                     reserve_given_bytes=tuple(given),
                     container_max_bytes=tuple(context.table.max_memory_bytes[app].tolist()),
-                    fair_share_bytes=tuple(fair.share_bytes[app].tolist()),
-                    fair_growth_bytes=tuple(fair.growth_bytes[app].tolist()),
+                    fair_share_bytes=tuple(shares[app].tolist()),
+                    fair_growth_bytes=(0,) * len(app),
                 )
                 updates.append(update)
                 total = np.array(given, dtype=np.int64)
-                node_reserves.record_update(mine, total, fair.share_bytes[app], update.seq, context.time.now_ns)
+                node_reserves.record_update(mine, total, shares[app], update.seq, context.time.now_ns)
         return tuple(updates)
 
     def _update(

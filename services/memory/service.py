@@ -199,9 +199,9 @@ class MemoryService:
 
     async def _give(self, delivery: Delivery) -> Message:
         request = delivery.message
-        asks = SLAB_REQUESTS.parse(self._bus.root, delivery.subject)["node"]
-        if not isinstance(request, SlabRequest) or request.node != asks:
-            return QueryError(code=400, message=f"expected a SlabRequest of {asks}")
+        if not isinstance(request, SlabRequest):
+            return QueryError(code=400, message=f"expected a SlabRequest, not {request.type_name}")
+        asks = request.node  # as the subject says: else it is not read
         if asks in self._being_given:  # a host maps one slab at a time; many requests would keep others waiting
             self._requests["refused"].add()
             return QueryError(code=429, message=f"a request of {asks} is under way: ask again once it is answered")

@@ -23,8 +23,6 @@ class Shop:
         self.used = dict.fromkeys(rows, 0)
         self.orders = 0
         """Limit updates for memory that were carried out."""
-        self.fair = {}
-        """Node -> (share, growth) as last ordered, MiB."""
         self.seq = 0
         self.now_ns = 1
         self.allocation = AllocationCycle()
@@ -82,7 +80,6 @@ class Shop:
             self.orders += bool(any(row["limit_bytes"] for row in update.rows()) or update.reserve_given_bytes)
             if update.reserve_given_bytes:
                 self.given[update.node] = max(update.reserve_given_bytes[0], self.used[update.node])
-                self.fair[update.node] = update.fair_share_bytes[0] // MIB, update.fair_growth_bytes[0] // MIB
             keys = update.keys or list(self.rows[update.node])
             columns = {
                 "quota_us": [10_000] * len(keys),
@@ -133,8 +130,3 @@ class Shop:
     def left_mib(self, node):
         """What its agent may still grant."""
         return (self.given[node] - self.used[node]) // MIB
-
-    def claim_mib(self, node, container):
-        """What a container may still claim beyond its limit."""
-        (share, growth), (limit, usage, reclaimable) = self.fair[node], self.rows[node][container]
-        return max(min(share, usage - reclaimable + growth) - limit, 0)

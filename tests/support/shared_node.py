@@ -125,7 +125,7 @@ class SharedNode:
         elif kind == "answer":
             _, reply, node, asked = item
             if self.node is node:
-                answer = RequestOutcome(denial=node.budget.explain_refusal(decode(reply).denial, asked.wanted_bytes))
+                answer = node.budget.outcome(decode(reply), asked.wanted_bytes)
                 self.act_of_agent(lambda: node.memory.answered(asked, answer, self.now_ns))
         else:
             reply, owner, update = decode(data), item[2], item[3]
@@ -169,7 +169,7 @@ class SharedNode:
 
     def act_of_agent(self, action: Callable[[], object]):
         """Whatever the agent does, it leads no sum beyond the budget, nor further beyond it than it was found."""
-        before_bytes, before_us = self.counted_bytes(), self.node.limits.cpu_budget.committed_us()
+        before_bytes, before_us = self.promised_bytes(), self.node.limits.cpu_budget.committed_us()
         result = action()
         self.told += self.node.events.take_events()
         for asked in self.node.events.take_requests():
@@ -190,9 +190,9 @@ class SharedNode:
                 self.network.append(("ask", encode(request), self.node, asked))
         self.highest_bytes = max(self.highest_bytes, self.limits_bytes())
         if self.budget is not None:
-            assert self.limits_bytes() <= max(self.budget.allocatable_bytes, before_bytes)
+            assert self.promised_bytes() <= max(self.budget.allocatable_bytes, before_bytes)
         if self.cpu_budget is not None:
-            assert self.quotas_us() <= max(self.cpu_budget.allocatable_us, before_us)
+            assert self.quotas_us(enforced=True) <= max(self.cpu_budget.allocatable_us, before_us)
         return result
 
     def containers(self, app=None) -> list[FakeContainer]:
@@ -208,11 +208,22 @@ class SharedNode:
         limits = sum(container.limit_bytes for container in self.containers(app) if container.limit_bytes > 0)
         return limits + self.reserves_bytes(app)
 
-    def quotas_us(self):
-        """Of all containers, as the kernel holds them."""
-        return sum(container.quota_us for container in self.containers() if container.quota_us > 0)
+    def quotas_us(self, *, enforced=False):
+        """Of all containers, as the kernel holds them; or only of those that an agent has set."""
+        return sum(
+            container.quota_us
+            for container in self.containers()
+            if container.quota_us > 0 and (not enforced or is_enforced(container, "quota"))
+        )
 
-    def counted_bytes(self):
-        """The same, with what those without a limit use and will need for their first one."""
-        without = [container for container in self.containers() if container.limit_bytes < 0]
-        return self.limits_bytes() + sum(least_limit_bytes(container.usage_bytes) for container in without)
+    def promised_bytes(self):
+        """Limits that an agent has set, what the node may still grant, and what all others use and need at first."""
+        return self.reserves_bytes() + sum(
+            container.limit_bytes if is_enforced(container, "memory") else least_limit_bytes(container.usage_bytes)
+            for container in self.containers()
+        )
+
+
+def is_enforced(container, limit):
+    """Whether an agent has ever set this limit."""
+    return any(kind == limit for kind, _ in container.writes)

@@ -14,10 +14,11 @@ of every node, and the larger of the old and the new value where it cannot know;
 only values that were updated.
 
 `NodeCpuBudget` bounds what CPU quotas on the node add up to. Processor time is shared, so overcommit is normal, and
-nothing is refused where the settings name no ratio (decision 62). Where they do, quotas add up to at most ratio x
-cores: the agent, which alone sees all of them, refuses the rest. Decreases always pass. A container without a quota
-counts what it used in the latest sample, and at least the kernel's smallest quota: so it can be given its first one on
-a full node too, and the sum does not rise by it. Microseconds per period.
+nothing is refused where the settings name no ratio (decision 62). Where they do, quotas that agents have set and what
+all other containers use add up to at most ratio x cores: the agent, which alone sees all of them, refuses the rest.
+Decreases always pass. A container without a quota, or with one that it came with, counts what it used in the latest
+sample, and at least the kernel's smallest quota: so it can be given its first one on a full node too, and the sum does
+not rise by it. Microseconds per period.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from typing import NamedTuple
 from schemas.apps import LEAST_RAISE_US, MIN_QUOTA_US, PERIOD_US
 from schemas.limits import LimitUpdate, RowStatus
 from schemas.reasons import Resource
+from services._host.cgroup_snapshot import UNLIMITED
 from services.agent.containers import ContainerLimits, ContainerSet, Incarnation
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.node_budget import REPORT_INTERVAL_NS
-from services.agent.memory.reserve import UNKNOWN_SHARE, FairShare, ReserveUpdate
+from services.agent.memory.reserve import UNKNOWN_SHARE, ReserveUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +283,8 @@ class UpdateLog:
 
 def _reserve_orders(update: LimitUpdate) -> list[ReserveUpdate]:
     """Those that an update carries; an allocator that knows nothing of fair shares sends none."""
-    shares = [FairShare(*pair) for pair in zip(update.fair_share_bytes, update.fair_growth_bytes, strict=True)]
-    columns = update.reserve_given_bytes, update.container_max_bytes, shares or [UNKNOWN_SHARE] * len(update.apps)
+    shares = update.fair_share_bytes or (UNKNOWN_SHARE,) * len(update.apps)
+    columns = update.reserve_given_bytes, update.container_max_bytes, shares
     return [ReserveUpdate(*wanted) for wanted in zip(update.apps, *columns, strict=False)]
 
 
@@ -357,7 +359,7 @@ class NodeCpuBudget:
         return None if self._budget is None else self._budget.allocatable_us
 
     def committed_us(self) -> int:
-        """What the quotas of all containers add up to; where there is no budget, those without one count nothing."""
+        """Quotas of enforced containers and what the others use; where there is no budget, the sum of all quotas."""
         if self._budget is None:
             return sum(max(limits.quota_us, 0) for limits in self._containers.limits.values())
         return sum(self._counted(key) for key in self._containers.limits)
@@ -420,8 +422,11 @@ class NodeCpuBudget:
         )
 
     def _counted(self, key: str) -> int:
-        quota_us = self._containers.limits[key].quota_us
-        return quota_us if quota_us >= 0 else counted_us(quota_us, self._used(key))
+        """Its quota where an agent has set it; one that it came with promises nothing (decision 114)."""
+        limits = self._containers.limits[key]
+        if limits.quota_promised and limits.quota_us >= 0:
+            return limits.quota_us
+        return counted_us(UNLIMITED, self._used(key))
 
     def _used(self, key: str) -> int:
         """By the newest sample; 0 before the first."""

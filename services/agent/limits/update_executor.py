@@ -55,7 +55,7 @@ _REASONS: Final = {
 }
 _WITH_A_REASON: Final = frozenset({RowStatus.FAILED, RowStatus.NODE_BUDGET})
 _OVER_LIMIT: Final = "beyond what is announced of its application"
-_IN_USE: Final = "the memory is in use, or was granted within the last second"
+_IN_USE: Final = "the memory is in use, or was granted within the last second to one that grows"
 _GONE_KEPT: Final = 4_096
 """Containers that have gone, of which the application is remembered."""
 
@@ -239,12 +239,14 @@ class LimitExecutor:
         self._reasons[key] = "; ".join(filter(None, (self._reasons.get(key), reason)))
 
     def _raises(self, planned: RowPlan) -> tuple[bool, bool]:
-        """Lower limits are written first: a full node can still shift from one container to another.
+        """What needs no headroom is written first: a full node can still shift from one container to another.
 
         Memory before CPU, most of whose decreases wait for their boundary anyway.
         """
-        known = self.containers.limits.get(planned.container)
-        return known is not None and planned.limit_bytes > max(known.limit_bytes, 0), planned.increase_quota_us > 0
+        known = planned.container in self.containers.limits
+        return known and planned.limit_bytes > self._budget.counted_bytes(
+            planned.container
+        ), planned.increase_quota_us > 0
 
     def _write_memory(self, key: str, ordered_bytes: int, pending: _PendingReply, now_ns: int) -> RowStatus:
         admitted = self._budget.admit(key, ordered_bytes, pending.room)

@@ -6,7 +6,7 @@ and requests wait in the `EventBuffer`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from services.agent.containers import ContainerSet, ManagedContainer, same_memor
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.policy import (
     DECREASE_MARGIN_BYTES,
+    LOOKAHEAD_S,
     POLL_NS,
     SETTLE_NS,
     ContainerMemory,
@@ -38,13 +39,11 @@ from services.agent.memory.records import (
     events_of_reports,
     mib,
 )
-from services.agent.memory.reserve import FairShares, Reserves
+from services.agent.memory.reserve import Asking, FairShares, Reserves
 from services.agent.ports import ContainerHandle, WatchdogReport
 
 ARM_AGAIN_NS: Final = 20_000_000
 """While a container grows fast, its thresholds follow this often."""
-LOOKAHEAD_S: Final = 0.2
-"""A request covers the growth of so many seconds, on top of what is missing."""
 KILL_SEEN_NS: Final = 2 * SETTLE_NS
 """A container that ends this soon after the OOM killer was enabled again was killed."""
 
@@ -208,15 +207,17 @@ class MemoryController:
             self.inspect_soon(key, now_ns)
 
     def rejects_decrease(self, key: str, limit_bytes: int, now_ns: int) -> bool:
-        """Whether a lower limit must not be written now: it was granted more lately, or uses too much of it."""
+        """Whether a lower limit must not be written now: too much of it is used, or was granted lately for growth."""
         member, held_bytes = self.containers.managed[key], self.containers.limits[key].limit_bytes
         if held_bytes != UNLIMITED and limit_bytes >= held_bytes:
             return False
-        container = self._controlled.get(key)
+        container, state = self._controlled.get(key), member.handle.read_memory()
         if container is not None and container.granted_ns is not None and now_ns - container.granted_ns < SETTLE_NS:
-            self.events.counters.rejected_decreases += 1
-            return True
-        state = member.handle.read_memory()
+            # Who ordered it may not know of the grant yet; what leaves enough for the growth seen here may pass.
+            ahead_bytes = max(int(container.growth.rate * LOOKAHEAD_S), DECREASE_MARGIN_BYTES)
+            if state is None or limit_bytes < state.usage_bytes + ahead_bytes:
+                self.events.counters.rejected_decreases += 1
+                return True
         if state is None or not decrease_is_unsafe(limit_bytes, state.usage_bytes, 0):
             return False
         dangerous = decrease_is_unsafe(limit_bytes, state.usage_bytes, member.handle.read_reclaimable())
@@ -244,7 +245,6 @@ class MemoryController:
             return
         update_log = self.containers.limits
         limit_bytes = np.array([update_log[key].limit_bytes for key in keys], dtype=np.int64)
-        self._shares.take_sample(keys, usage_bytes)
         near = np.flatnonzero(needs_inspection(usage_bytes, limit_bytes, rate)).tolist()
         due = {keys[row] for row in near if keys[row] in self._controlled}
         due |= {key for key, container in self._active.items() if container.has_incident}
@@ -295,6 +295,7 @@ class MemoryController:
             state = member.handle.read_memory()
         if state is None:
             return  # vanished: the next sample notices
+        self.containers.samples.note_memory(key, state.usage_bytes)
         most_bytes, left_bytes = self._reserves.bounds_of(container.app)
         seen = Observation(state, now_ns, member.oom_kills, most_bytes, left_bytes, self._oom_wait_timeout_ns)
         self._carry_out(_Inspection(container, state, cause, now_ns), member, container.inspect(seen))
@@ -327,7 +328,14 @@ class MemoryController:
     def _grant(self, inspect: _Inspection, wanted_bytes: int) -> int:
         """Raise the limit by what the reserve covers; returns by how much."""
         container, state, now_ns = inspect.container, inspect.state, inspect.now_ns
-        spent = self._shares.spend(container, state.limit_bytes, wanted_bytes)
+        others = list(self._asking_beside(container, now_ns))
+        if container.is_urgent:
+            spent = self._shares.spend(container.app, state.limit_bytes, wanted_bytes, others)
+        else:
+            asked = sum(other.asked_bytes for other in others)
+            spent = self._reserves.spend(
+                container.app, min(wanted_bytes, self._reserves.left_of(container.app) - asked)
+            )
         granted = spent // PAGE_BYTES * PAGE_BYTES
         self._reserves.refund(container.app, spent - granted)
         if granted == 0:
@@ -348,6 +356,12 @@ class MemoryController:
         container.was_granted(limit_bytes, now_ns)
         return granted
 
+    def _asking_beside(self, container: ContainerMemory, now_ns: int) -> Iterator[Asking]:
+        """Other containers of its application that ask for memory now."""
+        for other in self._active.values():
+            if other.app == container.app and other is not container and (asked := other.asked_bytes(now_ns)):
+                yield Asking(asked, self.containers.limits[other.key].limit_bytes)
+
     def _request_more(self, inspect: _Inspection, missing_bytes: int) -> None:
         """The reserve is empty: request more, unless a request is under way."""
         container, state = inspect.container, inspect.state
@@ -361,6 +375,7 @@ class MemoryController:
         if request_state.may_request(inspect.now_ns, container.oom_wait_since_ns):
             request_state.sent(inspect.now_ns)
             waiting = self._short_of(container.app)
+            waiting = [one for one in waiting if one.is_urgent] or waiting
             self.events.request(
                 PendingRequest(
                     app=container.app,

@@ -218,7 +218,7 @@ class MemoryLoop:
             answer = RequestOutcome(timeout=f"no reply from an allocator: {error}")
         else:
             if isinstance(reply, MemoryReply):
-                answer = RequestOutcome(denial=self._budget.explain_refusal(reply.denial, pending.wanted_bytes))
+                answer = self._budget.outcome(reply, pending.wanted_bytes)
             else:
                 answer = RequestOutcome(timeout=f"no usable reply from an allocator: {reply.type_name}")
         self._answered(pending, answer)

@@ -26,6 +26,8 @@ FAST_POLL_NS: Final = 250_000_000
 """A container is polled for this long after it has last grown fast."""
 FAST_GROWTH_S: Final = 0.5
 """Growing fast: at this rate the limit is reached within so many seconds."""
+LOOKAHEAD_S: Final = 0.2
+"""A request covers the growth of so many seconds, on top of what is missing."""
 POLL_NS: Final = 4_000_000
 WAKE_NS: Final = 20_000_000
 """Tasks that wait for so long although there is room are woken, again after as long."""
@@ -36,7 +38,7 @@ REFUSED_RETRY_NS: Final = 1_000_000_000
 VICTIM_NS: Final = 500_000_000
 """So long after a release the allocator knows what a killed container has left: a refusal before may be outdated."""
 SETTLE_NS: Final = 1_000_000_000
-"""A limit raised by a grant is not lowered for this long; an enabled OOM killer without a kill stays so long."""
+"""So long after a grant a limit is lowered only as far as growth allows; an enabled OOM killer without a kill stays."""
 DECREASE_MARGIN_BYTES: Final = 4 * MIB
 """A decrease leaves at least this, or an eighth of the limit, above what cannot be reclaimed."""
 
@@ -107,6 +109,8 @@ class ContainerMemory:
     fast_poll_until_ns: int = 0
     granted_ns: int | None = None
     """Latest grant."""
+    granted_bytes: int = 0
+    """Its size."""
     short_since_ns: int | None = None
     missing_bytes: int = 0
     near_limit_reported: bool = False
@@ -193,7 +197,28 @@ class ContainerMemory:
         self.end_oom_wait()
         self.poll_fast(now_ns)
         if self.state is not None:
+            self.granted_bytes = limit_bytes - self.state.limit_bytes
             self.state = self.state._replace(limit_bytes=limit_bytes, paused=False)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether its tasks wait, or will within `LOOKAHEAD_S`; not where it is near its limit and does not grow."""
+        if self.state is None or self.oom_wait_since_ns is not None or self.state.paused:
+            return True
+        return self.state.limit_bytes - self.state.usage_bytes < self.growth.rate * LOOKAHEAD_S
+
+    def asked_bytes(self, now_ns: int) -> int:
+        """What it lacks, or will within `FAST_GROWTH_S` as it grows; 0: it asks for nothing. Beyond its limit.
+
+        One that was granted something a moment ago may need as much again: its tasks go on only now.
+        """
+        if self.short_since_ns is not None and self.is_urgent:
+            return self.missing_bytes
+        if self.state is None or now_ns >= self.fast_poll_until_ns:
+            return 0
+        free_bytes = self.state.limit_bytes - self.state.usage_bytes
+        again_bytes = self.granted_bytes if self.granted_ns is not None and now_ns - self.granted_ns < RETRY_NS else 0
+        return max(int(self.growth.rate * FAST_GROWTH_S) - free_bytes, again_bytes)
 
     def end_shortage(self) -> None:
         """It is not near its limit any more."""

@@ -4,13 +4,14 @@ Accounting: the stored amounts, which outlive the agent, and what was last repor
 lower `left` sets free, so a report may only say what is also true of the limits beside it: what the watchdog spent
 while no agent ran counts as used only once the limits that it raised have been read again.
 
-Fair shares: a container above its share is not granted what others below theirs may still claim (decision 0035):
+Fair shares (decision 116): what is free is granted to who asks. Of several that ask at once those below their share,
+which the allocator sends, come first: one above is not granted what they ask for up to their shares.
 
-    guaranteed = min(share, used + growth), of each other container of the application on this node
-    kept       = sum of max(guaranteed - limit, 0)
-    granted    <= max(reserve - kept, share - limit)
+    asked   = what a container lacks, or will within a moment at its present growth (`ContainerMemory.asked_bytes`)
+    kept    = sum of min(asked, share - limit), of each other container of the application on this node
+    granted <= max(reserve - kept, share - limit)
 
-The allocator sends share and growth; see `services.allocator.state.budget`. Bytes.
+Bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from services.agent.containers import ContainerSet
-from services.agent.memory.policy import ContainerMemory, IntArray, by_urgency
+from services.agent.memory.policy import ContainerMemory, by_urgency
 from services.agent.ports import Reserve, ReserveStore
 
 CONFIRM_POLLS: Final = 10
@@ -28,43 +29,29 @@ CONFIRM_POLLS: Final = 10
 NO_MAXIMUM: Final = 1 << 62
 
 
-class FairShare(NamedTuple):
-    """Of an application's containers."""
-
-    share_bytes: int
-    """0: not known, so nothing is kept for other containers."""
-    growth_bytes: int
+UNKNOWN_SHARE: Final = 0
+"""Then nothing is kept for other containers."""
 
 
-UNKNOWN_SHARE: Final = FairShare(0, 0)
+class Asking(NamedTuple):
+    """One container that asks for memory."""
 
-
-class Holding(NamedTuple):
-    """One container's memory."""
-
-    used_bytes: int
-    """What cannot be reclaimed."""
+    asked_bytes: int
+    """Beyond its limit."""
     limit_bytes: int
 
 
-def claim_bytes(fair: FairShare, holding: Holding) -> int:
-    """What a container may still claim beyond its limit; a negative limit is none."""
-    if holding.limit_bytes < 0:
-        return 0
-    return max(min(fair.share_bytes, holding.used_bytes + fair.growth_bytes) - holding.limit_bytes, 0)
-
-
-def is_above(fair: FairShare, limit_bytes: int) -> bool:
+def is_above(share_bytes: int, limit_bytes: int) -> bool:
     """Whether a container has its share, or more."""
-    return 0 < fair.share_bytes <= limit_bytes
+    return 0 < share_bytes <= limit_bytes
 
 
-def grantable_bytes(fair: FairShare, limit_bytes: int, reserve_bytes: int, others: Iterable[Holding]) -> int:
+def grantable_bytes(share_bytes: int, limit_bytes: int, reserve_bytes: int, others: Iterable[Asking]) -> int:
     """The most that a container with this limit may be granted out of a reserve."""
-    if not fair.share_bytes:
+    if share_bytes == UNKNOWN_SHARE:
         return reserve_bytes
-    kept_bytes = sum(claim_bytes(fair, other) for other in others)
-    return min(max(reserve_bytes - kept_bytes, fair.share_bytes - limit_bytes, 0), reserve_bytes)
+    kept_bytes = sum(max(min(other.asked_bytes, share_bytes - other.limit_bytes), 0) for other in others)
+    return min(max(reserve_bytes - kept_bytes, share_bytes - limit_bytes, 0), reserve_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +61,8 @@ class ReserveUpdate:
     app: str
     given_bytes: int
     container_max_bytes: int
-    fair: FairShare = UNKNOWN_SHARE
+    share_bytes: int = UNKNOWN_SHARE
+    """Of each container."""
 
 
 class ReserveReport(NamedTuple):
@@ -92,8 +80,8 @@ class _Account:
     used_bytes: int = 0
     container_max_bytes: int = NO_MAXIMUM
     """As updated, also of a previous agent."""
-    fair: FairShare = UNKNOWN_SHARE
-    """Unknown until the first update."""
+    share_bytes: int = UNKNOWN_SHARE
+    """Until the first update."""
     unreconciled: Reserve | None = None
     polls: int = 0
     """So many polls in a row have seen `unreconciled`."""
@@ -105,8 +93,8 @@ class Reserves:
     def __init__(self, store: ReserveStore) -> None:
         self._store = store
         self._accounts: dict[str, _Account] = {}
-        self.may_spend: Callable[[], bool] = lambda: True
-        """False while nothing is granted, whatever is left."""
+        self.grantable_bytes: Callable[[], int | None] = lambda: None
+        """The most that may be granted now, whatever is left; None: no bound."""
         self._load(store.read())
         for app, most_bytes in store.read_container_max().items():
             self._accounts.setdefault(app, _Account()).container_max_bytes = most_bytes
@@ -136,16 +124,16 @@ class Reserves:
         account = self._accounts.get(app)
         return (account.container_max_bytes if account else NO_MAXIMUM), self.left_of(app)
 
-    def fair_of(self, app: str) -> FairShare:
-        """Of an application's containers."""
+    def share_of(self, app: str) -> int:
+        """Fair share of each of an application's containers."""
         account = self._accounts.get(app)
-        return account.fair if account else UNKNOWN_SHARE
+        return account.share_bytes if account else UNKNOWN_SHARE
 
     def apply(self, apply: ReserveUpdate) -> None:
         """Apply an update; what could not be stored is not reported either."""
         account = self._accounts.setdefault(apply.app, _Account())
         account.container_max_bytes = apply.container_max_bytes or NO_MAXIMUM
-        account.fair = apply.fair
+        account.share_bytes = apply.share_bytes
         self._store.set_container_max(apply.app, apply.container_max_bytes or None)
         self._give(apply.app, account, max(apply.given_bytes, account.used_bytes))
 
@@ -161,8 +149,10 @@ class Reserves:
         """Take up to so much out; returns how much."""
         account = self._accounts.get(app)
         wanted_bytes = min(wanted_bytes, self.left_of(app))
-        if account is None or wanted_bytes <= 0 or not self.may_spend():
+        if account is None or wanted_bytes <= 0:
             return 0
+        if (most_bytes := self.grantable_bytes()) is not None:
+            wanted_bytes = min(wanted_bytes, most_bytes)
         got = self._store.spend(app, wanted_bytes)
         account.used_bytes += got
         return got
@@ -228,40 +218,31 @@ class Reserves:
 
 
 class FairShares:
-    """Grants by fair share: of all applications, with what their containers used at the last sample."""
+    """Grants by fair share, of all applications."""
 
     def __init__(self, containers: ContainerSet, reserves: Reserves) -> None:
         self._containers = containers
         self._reserves = reserves
-        self._used_bytes: dict[str, int] = {}
 
-    def take_sample(self, keys: list[str], usage_bytes: IntArray) -> None:
-        """What every container uses, but for page cache that can be dropped; shape (N,)."""
-        samples = self._containers.samples
-        reclaimable = samples.reclaimable_bytes if samples.keys is keys else 0
-        self._used_bytes = dict(zip(keys, (usage_bytes - reclaimable).tolist(), strict=True))
+    def spend(self, app: str, limit_bytes: int, wanted_bytes: int, others: Iterable[Asking]) -> int:
+        """Take up to so much out of the reserve for a container with this limit; returns how much, bytes.
 
-    def spend(self, container: ContainerMemory, limit_bytes: int, wanted_bytes: int) -> int:
-        """Take up to so much out of the reserve for a container with this limit; returns how much, bytes."""
-        app, fair, update_log = (
-            container.app,
-            self._reserves.fair_of(container.app),
-            self._containers.limits,
-        )
-        if limit_bytes + wanted_bytes <= fair.share_bytes or not fair.share_bytes:
-            return self._reserves.spend(app, wanted_bytes)
-        others = [
-            Holding(self._used_bytes.get(key, 0), update_log[key].limit_bytes)
-            for key in self._containers.of_app(app)
-            if key != container.key
-        ]
-        most_bytes = grantable_bytes(fair, limit_bytes, self._reserves.left_of(app), others)
-        return self._reserves.spend(app, min(wanted_bytes, most_bytes))
+        Args:
+            app: its application.
+            limit_bytes: of the container.
+            wanted_bytes: on top of it.
+            others: of its application that ask at the same time; not looked at where it stays within its share.
+        """
+        share_bytes = self._reserves.share_of(app)
+        if limit_bytes + wanted_bytes > share_bytes:
+            most_bytes = grantable_bytes(share_bytes, limit_bytes, self._reserves.left_of(app), others)
+            wanted_bytes = min(wanted_bytes, most_bytes)
+        return self._reserves.spend(app, wanted_bytes)
 
     def short_of(self, app: str, container: Iterable[ContainerMemory]) -> list[ContainerMemory]:
-        """Containers that lack memory: those below their shares first; of them those whose tasks wait, the longest."""
+        """Containers that lack memory: urgent ones first, of them those below their shares, then who waits longest."""
         waiting = [one for one in container if one.app == app and one.short_since_ns is not None]
-        return sorted(by_urgency(waiting), key=self._is_above)
+        return sorted(by_urgency(waiting), key=lambda one: (not one.is_urgent, self._is_above(one)))
 
     @staticmethod
     def by_size(waiting: list[ContainerMemory]) -> list[ContainerMemory]:
@@ -271,4 +252,4 @@ class FairShares:
     def _is_above(self, container: ContainerMemory) -> bool:
         """Whether it has its share, or more."""
         limit_bytes = self._containers.limits[container.key].limit_bytes
-        return is_above(self._reserves.fair_of(container.app), limit_bytes)
+        return is_above(self._reserves.share_of(container.app), limit_bytes)

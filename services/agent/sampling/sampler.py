@@ -260,6 +260,8 @@ class Sampler:
         samples, after = self._containers.samples, snapshot.counters
         elapsed_us = np.where(samples.read_ns != NEVER, (now_ns - samples.read_ns) // 1000, 0)
         usage_bytes = after[:, MEMORY_COLUMN]
+        samples.memory_bytes = usage_bytes.copy()
+        self._budget.take_sample()
         grown = np.where(elapsed_us > 0, usage_bytes - samples.counters[:, MEMORY_COLUMN], 0)
         self._memory.take_sample(
             order.keys, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns
@@ -300,12 +302,14 @@ class Sampler:
         apps: Iterable[tuple[str, slice]],
         wall_ns: int,
     ) -> list[CfsBatch]:
+        own = np.array([not entry.limit_promised for entry in order.limits], dtype=np.bool_)
         columns = sample.columns() | {
             "quota_us": expected[:, _QUOTA],
             "memory_reclaimable_bytes": self._containers.samples.reclaimable_bytes,
             "memory_limit_bytes": expected[:, _LIMIT],
             "limit_update_seq": expected[:, _LIMIT_UPDATE_SEQ],
             "oom_kills": expected[:, _KILLS] - order.first_kills,
+            "flags": sample.flags | own * int(SampleFlag.OWN_MEMORY_LIMIT),
         }
         headroom = self._headroom()
         return [

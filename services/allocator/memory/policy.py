@@ -13,7 +13,7 @@ Recall.  What a container used at most between the last two periodic reclaims an
          above that peak, or brought back there, as long as no other container needs the memory.
 Scarce.  Where the targets exceed what the application has free, all containers first get what keeps them alive for
          the loop (usage + max(3 g, MARGIN_BYTES)), then their recall, then the rest: a comfortable delta for one is
-         not taken before the next three periods of another. Of each, what stays within `FairShares` comes
+         not taken before the next three periods of another. Of each, what stays within fair shares comes
          first, and what goes beyond them second, both in proportion to what is missing. And the reclaim below is done
          at once for that application, not only when it is due (thesis 2.4.4.2); and for all containers of a node that
          has little left for raises, of whatever application (thesis 2.3.2).
@@ -25,7 +25,7 @@ Urgent.  A task waits for memory and the application has none free (thesis 2.4.4
          delta is taken; where that is not enough, the largest slacks above their recall, then above usage + max(3 g,
          MARGIN_BYTES) + MARGIN_BYTES (agents refuse less than one margin, and usage has moved on), and of the usage up
          to CACHE_STEP_BYTES of page cache that the kernel can drop. For a container above its fair share no limit is
-         cut below what `FairShares` guarantees (as `min_bytes`).
+         cut below what is guaranteed to one that asks, too (as `min_bytes`).
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
@@ -333,16 +333,20 @@ class MemoryPipeline:
         return targets
 
     def reclaim(self, context: StepContext, request: ReclaimRequest, reasons: Reasons) -> IntArray:
-        """Memory limit targets per row that free what is missing per application, as far as there is slack."""
-        rows = context.cluster.rows
+        """Memory limit targets per row that free what is missing per application, as far as there is slack.
+
+        Of what containers hold: agents grant beyond what was ordered last.
+        """
+        rows, held = context.cluster.rows, context.holdings.limit_bytes
         index = np.flatnonzero(rows.admitted & context.decidable & (rows.limit_ordered_bytes >= 0))
         if not len(index):
-            return rows.limit_ordered_bytes.copy()
+            return held.copy()
         view = memory_view(context, index, request.missing_bytes)
-        view = replace(view, min_bytes=np.maximum(view.min_bytes, request.floor_bytes[index]))
+        floor = np.maximum(view.min_bytes, request.floor_bytes[index])
+        view = replace(view, ordered_bytes=held[index], min_bytes=floor)
         result = urgent_reclaim(self.state, view, rows.slot[index], request.missing_bytes, request.exempt[index])
         reasons.copy_from(index, result)
-        targets = rows.limit_ordered_bytes.copy()
+        targets = held.copy()
         targets[index] = result.target_bytes
         return targets
 
@@ -367,7 +371,7 @@ def memory_view(context: StepContext, index: IntArray, budget: IntArray) -> Memo
         ordered_bytes=ordered,
         min_bytes=np.maximum(table.min_memory_bytes[app], floor),
         max_bytes=np.minimum(np.minimum(table.max_memory_bytes[app], ordered + headroom), ceiling),
-        share_bytes=context.fair.share_bytes,
+        share_bytes=context.share_bytes,
         limit_bytes=budget,
         withheld_bytes=table.withheld_bytes,
         delta_bytes=table.delta_bytes,

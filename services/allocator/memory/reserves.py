@@ -38,7 +38,7 @@ class ReserveView:
     withheld_bytes: IntArray
     """A: sigma x limit."""
     guaranteed_bytes: IntArray
-    """G: what its containers may still claim, ahead of requests beyond fair shares."""
+    """G: what its containers claim, ahead of requests beyond fair shares."""
     share_bytes: IntArray
     """G: fair share of a container."""
     weight: IntArray
@@ -53,8 +53,8 @@ class ReserveView:
 def targets(reserves: Reserves, view: ReserveView) -> IntArray:
     """What each slot should have left, whole pages.
 
-    First requests within fair shares; then requests beyond them, of what no container may claim; then the withheld
-    share by weight, or, where that is not all free, by claims.
+    First requests within fair shares; then requests beyond them, of what no container claims; then the withheld share
+    by weight, or, where that is not all free, by claims.
     """
     app, pool, pending = (
         reserves.app,
@@ -91,7 +91,10 @@ def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
     acked = reserves.acked | (view.now_ns - reserves.ordered_ns > retry_ns)
     may = reserves.in_use & view.reachable
     rise = may & (target > left) & np.where(requested, True, far & acked)  # noqa: FBT003 - numpy takes it by position
-    fall = may & (target < left) & acked & (far | (target == 0))
+    # A request that nothing free is left for needs what other nodes hold, however little each can spare.
+    asked = np.where(requested & rise, target - left, 0)
+    short = (per_app(reserves.app, asked, len(view.free_bytes)) > view.free_bytes)[reserves.app]
+    fall = may & (target < left) & acked & (far | short | (target == 0))
     free, pending = np.maximum(view.free_bytes, 0) // PAGE_BYTES, -(-view.pending_bytes // PAGE_BYTES)
     ask = np.where(rise, (target - left) // PAGE_BYTES, 0)
     headroom = view.node_headroom_bytes // PAGE_BYTES
@@ -137,7 +140,7 @@ class ReservePlanner:
 def reserve_view(context: StepContext) -> ReserveView:
     """The inputs of a plan."""
     rows, table, node_reserves = context.cluster.rows, context.table, context.cluster.reserves
-    count, pools, fair = len(node_reserves.app), context.holdings.pools, context.fair
+    count, pools = len(node_reserves.app), context.holdings.pools
     shares = rows.admitted & table.known[rows.app] & ~table.observe_only[rows.app]
     unfenced = np.bincount(rows.reserve, ~rows.fenced, count) > 0
     claimed = claims(context.guaranteed_bytes, context.holdings.limit_bytes) * shares
@@ -147,7 +150,7 @@ def reserve_view(context: StepContext) -> ReserveView:
         pending_bytes=context.pending.limit_bytes,
         withheld_bytes=table.withheld_bytes,
         guaranteed_bytes=np.bincount(rows.reserve, claimed, count).astype(np.int64),
-        share_bytes=fair.share_bytes[node_reserves.app],
+        share_bytes=context.share_bytes[node_reserves.app],
         weight=np.bincount(rows.reserve, shares, count).astype(np.int64),
         reachable=context.eligible[node_reserves.app] & ~unfenced & context.node_seen[node_reserves.node],
         node_headroom_bytes=context.node_headroom,
@@ -159,6 +162,8 @@ def reserve_view(context: StepContext) -> ReserveView:
 class MemoryRequester:
     """The container that a memory request is for."""
 
+    rows: list[int]
+    """Its own; none if it is not known."""
     exempt: list[int]
     """Rows whose limits are not decreased for it: its own, if known."""
     within_bytes: int
@@ -171,15 +176,16 @@ class MemoryRequester:
 
 def requester(context: StepContext, found: list[int | None], app: int) -> MemoryRequester:
     """The requesting container, in rows ``found``, and what its fair share allows."""
-    rows, share_bytes = context.cluster.rows, int(context.fair.share_bytes[app])
-    exempt = [row for row in found if row is not None]
-    limit_bytes = int(context.holdings.limit_bytes[exempt].sum())
+    rows, share_bytes = context.cluster.rows, int(context.share_bytes[app])
+    own = [row for row in found if row is not None]
+    exempt = list(own)
+    limit_bytes = int(context.holdings.limit_bytes[own].sum())
     if limit_bytes < share_bytes:
-        return MemoryRequester(exempt, share_bytes - limit_bytes, np.zeros(rows.count, dtype=np.int64))
+        return MemoryRequester(own, exempt, share_bytes - limit_bytes, np.zeros(rows.count, dtype=np.int64))
     guaranteed, others = context.guaranteed_bytes, (rows.app == app) & rows.admitted
     others[exempt] = False
-    claimed_bytes = int(claims(guaranteed, rows.memory_usage_bytes)[others].sum())
-    return MemoryRequester(exempt, 0, guaranteed, explain_above_share(limit_bytes, share_bytes, claimed_bytes))
+    claimed_bytes = int(claims(guaranteed, context.holdings.limit_bytes)[others].sum())
+    return MemoryRequester(own, exempt, 0, guaranteed, explain_above_share(limit_bytes, share_bytes, claimed_bytes))
 
 
 def reclaim_in_flight(context: StepContext, app: int, group: int, node: int | None = None) -> int:
@@ -215,7 +221,7 @@ def explain_above_share(limit_bytes: int, share_bytes: int, claimed_bytes: int) 
         return ""
     return (
         f"; it has {limit_bytes >> 20} MiB, its fair share is {share_bytes >> 20} MiB: "
-        f"{claimed_bytes >> 20} MiB are kept for containers below theirs"
+        f"{claimed_bytes >> 20} MiB are kept for containers below theirs that ask, too"
     )
 
 

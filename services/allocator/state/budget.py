@@ -3,19 +3,21 @@
 Committed is the largest value that may be in force (`columns`). sum(committed) <= limit is kept by never raising beyond
 ``limit - sum(committed)``; a decrease frees capacity only once the agent has reported the lower value.
 
-Fair shares of an application's memory: what each container is guaranteed where memory is scarce (decision 0035).
+Fair shares of an application's memory: who comes first where several ask and not all of it is free (decision 116).
 
     share      = application limit / containers, admitted or announced, whichever are more; whole pages
-    guaranteed = min(share, usage - reclaimable page cache + sigma x share), for each container
-    claims     = sum of max(guaranteed - limit, 0): what containers may still claim of free capacity or reserves
+    asks       : usage grew by more than GREW_BYTES since the sample before, or the limit is used up but for a margin
+    guaranteed = min(share, used + max(9 g, 2 x margin)) of one that asks, g what it grew by; 0 of all others
+    claims     = sum of max(guaranteed - limit, 0): what is kept of free capacity and reserves
 
 - Where targets exceed what is free, raises up to the share come before raises beyond it (`memory`: first what keeps
   containers alive, then their recent peak, then comfort).
-- Beyond its share a container is granted nothing of what others may claim, neither by the allocator nor by an agent,
-  and no other limit is decreased below what is guaranteed for its sake.
-- Memory in use is never taken, but for page cache: a container above its share keeps it, and gets nothing more.
+- Beyond its share a container is granted nothing of what those below theirs ask for, neither by the allocator nor by an
+  agent, and no limit is decreased below what is guaranteed for its sake. What nobody asks for it gets: free capacity,
+  reserves of other nodes, and slack of containers that do not ask.
+- Memory in use is never taken, but for page cache: a container above its share keeps it.
 
-All containers of an application weigh the same. Claims sum up to at most sigma x limit, the withheld share.
+All containers of an application weigh the same.
 
 Headroom of a node is what its agent reports; it rejects what exceeds it (decision 36). Only what will not be rejected
 is requested, so that no update fails every period and no application takes all of a node's headroom.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -160,25 +162,34 @@ class Holdings:
         return cls(quota_us, limit_bytes, pools)
 
 
-@dataclass(frozen=True, slots=True)
-class FairShares:
-    """Per application, shape (A,); bytes in whole pages."""
+GREW_BYTES: Final = MARGIN_BYTES // 2
+"""More than this between two samples is growth: 20 MB/s."""
+NEAR_SHARE: Final = 8
+"""Of a small limit the margin is 1/n."""
+GROWTH_PERIODS: Final = 9
+"""As many periods of growth as a raise covers (`services.allocator.memory.policy`)."""
 
-    share_bytes: Ints
-    growth_bytes: Ints
-    """Sigma x share: by so much above its usage every container may grow, up to its share, at any time."""
 
-    @classmethod
-    def of(cls, limit_bytes: Ints, withheld_bytes: Ints, containers: Ints) -> FairShares:
-        """Equal shares; of one container where there is none."""
-        count = np.maximum(containers, 1)
-        return cls(limit_bytes // count // PAGE_BYTES * PAGE_BYTES, withheld_bytes // count // PAGE_BYTES * PAGE_BYTES)
+def fair_shares(limit_bytes: Ints, containers: Ints) -> Ints:
+    """Equal shares per application, shape (A,), whole pages; of one container where there is none."""
+    shares: Ints = limit_bytes // np.maximum(containers, 1) // PAGE_BYTES * PAGE_BYTES
+    return shares
 
-    def guaranteed(self, app: AppIndex, used_bytes: Ints) -> Ints:
-        """Guaranteed limit of each container, shape (N,); used: what cannot be reclaimed."""
-        grown = -(-(used_bytes + self.growth_bytes[app]) // PAGE_BYTES) * PAGE_BYTES
-        least: Ints = np.minimum(self.share_bytes[app], grown)
-        return least
+
+def guaranteed(share_bytes: Ints, limit_bytes: Ints, used_bytes: Ints, grew_bytes: Ints) -> Ints:
+    """Guaranteed limit of each container that asks, up to its share, and 0 of the others; shape (N,) each.
+
+    Args:
+        share_bytes: its fair share.
+        limit_bytes: the most that its limit may be now.
+        used_bytes: what cannot be reclaimed, by the newest sample.
+        grew_bytes: by how much its usage grew since the sample before.
+    """
+    used_up = limit_bytes - used_bytes < np.minimum(MARGIN_BYTES, limit_bytes // NEAR_SHARE)
+    wanted = used_bytes + np.maximum(GROWTH_PERIODS * grew_bytes, 2 * MARGIN_BYTES)
+    least = np.minimum(share_bytes, -(-wanted // PAGE_BYTES) * PAGE_BYTES)
+    asking: Ints = np.where((grew_bytes > GREW_BYTES) | used_up, least, 0)
+    return asking
 
 
 def claims(guaranteed_bytes: Ints, limit_bytes: Ints) -> Ints:
@@ -194,9 +205,10 @@ def within_share(app: AppIndex, limit_bytes: Ints, raise_bytes: Ints, shares_byt
 
 
 def counted_bytes(rows: Rows) -> IntArray:
-    """What an agent counts per row at least: its limit, or usage and a margin without one. Shape (N,)."""
-    least = -(-(rows.memory_usage_bytes + MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
-    counted: IntArray = np.where(rows.limit_bytes < 0, least, rows.limit_bytes)
+    """What an agent counts per row: the limit that it has set, or use and a margin without one. Shape (N,)."""
+    used = np.maximum(rows.memory_usage_bytes - rows.memory_reclaimable_bytes, 0)
+    least = -(-(used + MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
+    counted: IntArray = np.where((rows.limit_bytes < 0) | rows.own_limit, least, rows.limit_bytes)
     return counted
 
 
@@ -265,8 +277,8 @@ class StepContext:
     eligible: BoolArray
     """A: limits may be raised: every node that may hold containers has reported and acknowledged the epoch."""
     holdings: Holdings
-    fair: FairShares
-    """Of the containers admitted or announced, whichever are more."""
+    share_bytes: IntArray
+    """A: fair share, of the containers admitted or announced, whichever are more."""
     node_headroom: IntArray
     """M, bytes."""
     node_cpu_headroom: IntArray
@@ -300,7 +312,7 @@ class StepContext:
             reachable=seen & obeyed & ~rows.unreported,
             eligible=acknowledged & leases.warmed_up(cluster.apps, time.now_ns),
             holdings=holdings,
-            fair=_fair_shares(table, holdings),
+            share_bytes=_fair_shares(table, holdings),
             node_headroom=node_headroom,
             node_cpu_headroom=node_cpu_headroom,
             pending=pending,
@@ -319,7 +331,7 @@ class StepContext:
         return replace(
             self,
             holdings=holdings,
-            fair=_fair_shares(self.table, holdings),
+            share_bytes=_fair_shares(self.table, holdings),
             node_headroom=node_headroom,
             node_cpu_headroom=node_cpu_headroom,
         )
@@ -350,10 +362,12 @@ class StepContext:
 
     @property
     def guaranteed_bytes(self) -> IntArray:
-        """N: guaranteed limit of each container."""
+        """N: guaranteed limit of each container that asks."""
         rows = self.cluster.rows
-        used = np.maximum(rows.memory_usage_bytes - rows.memory_reclaimable_bytes, 0)
-        return self.fair.guaranteed(rows.app, used)
+        usage_bytes, before_bytes = rows.memory_usage_bytes, rows.previous_memory_usage_bytes
+        grew_bytes = np.where(before_bytes > 0, np.maximum(usage_bytes - before_bytes, 0), 0)
+        used_bytes = np.maximum(usage_bytes - rows.memory_reclaimable_bytes, 0)
+        return guaranteed(self.share_bytes[rows.app], self.holdings.limit_bytes, used_bytes, grew_bytes)
 
 
 def capacity_for_pending(context: StepContext, waiting: BoolArray) -> PendingCapacity:
@@ -414,9 +428,8 @@ def reserve(app: IntArray, ordered: IntArray, target: IntArray, free: IntArray, 
     return Reservation(result, np.where(result < target, target, 0))
 
 
-def _fair_shares(table: AppTable, holdings: Holdings) -> FairShares:
-    containers = np.maximum(holdings.pools.containers, table.announced)
-    return FairShares.of(table.memory_limit_bytes, table.withheld_bytes, containers)
+def _fair_shares(table: AppTable, holdings: Holdings) -> IntArray:
+    return fair_shares(table.memory_limit_bytes, np.maximum(holdings.pools.containers, table.announced))
 
 
 def assign_quotas(context: StepContext, targets: IntArray) -> Reservation:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from schemas.apps import AppSpec
-from schemas.cfs import CfsBatch
+from schemas.cfs import CfsBatch, SampleFlag
 from schemas.limits import LimitReply
 from services.allocator.columns import (
     NO_BOUND,
@@ -431,6 +431,7 @@ class ClusterState:
         for name in _COPIED:
             getattr(rows, name)[mine] = reported[name]
         rows.fresh[mine] = fresh
+        rows.own_limit[mine] = (reported["flags"] & int(SampleFlag.OWN_MEMORY_LIMIT)) > 0
 
     def ack_reserves(self, reply: LimitReply, node: int) -> None:
         """Acknowledge the reserves that a reply to a fence reports together with all rows of their applications."""

@@ -93,7 +93,8 @@ def node_warnings(node: NodeInfo) -> list[str]:
     if allocatable is not None and committed is not None and committed > FULL_SHARE * allocatable:
         word = "above its memory budget" if committed > allocatable else "nearly full"
         warnings.append(
-            f"node {node.node} is {word}: limits and reserves add up to {format_bytes(committed)} of "
+            f"node {node.node} is {word}: limits, reserves and what is in use beside them add up to "
+            f"{format_bytes(committed)} of "
             f"{format_bytes(allocatable)} allocatable; what is beyond is refused"
         )
     if node.committed_cpu_us is not None and (warning := _cpu_warning(node, node.committed_cpu_us)):

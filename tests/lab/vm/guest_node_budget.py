@@ -1,5 +1,7 @@
 """Two applications that promise more than a small machine has, with growers in both: run by tests/lab, in a machine.
 
+With an argument only so many MiB are available at first, as processes that no agent manages use the rest.
+
 Agent and two owners are the real code over real control groups, in one process and without a bus: what is looked at is
 the kernel, and the machine is small. Prints one line of JSON.
 """
@@ -18,6 +20,7 @@ from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.oom import MemoryRequest, OomKind
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
+from services._host.host_load import read_available
 from services.agent.backend import node_memory_budget
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore
@@ -122,11 +125,11 @@ class Machine:
     def follow_up(self) -> None:
         self.told += self.node.events.take_events()
         for asked in self.node.events.take_requests():
-            self.node.memory.answered(asked, RequestOutcome(denial=self.ask(asked)), time.monotonic_ns())
+            self.node.memory.answered(asked, self.ask(asked), time.monotonic_ns())
 
-    def ask(self, asked: PendingRequest) -> str:
+    def ask(self, asked: PendingRequest) -> RequestOutcome:
         if (why := self.node.budget.grant_refusal()) is not None:
-            return why.sentence("guest")
+            return RequestOutcome(denial=why.sentence("guest"))
         request = MemoryRequest(
             app=asked.app,
             node="guest",
@@ -141,7 +144,7 @@ class Machine:
         owner = self.owners[asked.app]
         reply, outcome = owner.request_memory(request, self.step_time())
         self.send(owner, outcome.updates)
-        return self.node.budget.explain_refusal(reply.denial, asked.wanted_bytes)
+        return self.node.budget.outcome(reply, asked.wanted_bytes)
 
     def promised_bytes(self, growers: list[Grower]) -> int:
         """As the kernel and the book have it."""
@@ -159,8 +162,21 @@ def global_kills() -> list[str]:
     return [line for line in kernel_log() if "global_oom" in line]
 
 
-def grow() -> dict[str, Any]:
+def use_up(left_bytes: int) -> None:
+    """What no agent manages: a tmpfs is filled until no more is available than this."""
+    directory = Path("/run/tb-unmanaged")
+    directory.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100%", "tmpfs", str(directory)], check=True)
+    with (directory / "used").open("wb") as file:
+        while (read_available() or 0) > left_bytes:
+            file.write(bytes(4 * MIB))
+            file.flush()
+
+
+def grow(left_bytes: int | None) -> dict[str, Any]:
     Path("/proc/self/oom_score_adj").write_text("-1000", encoding="ascii")
+    if left_bytes is not None:
+        use_up(left_bytes)
     apps = [AppSpec(name=name, cpu_limit=2, memory_limit=1 * GIB) for name in ("shop", "cache")]
     machine, growers = Machine(apps), [Grower(spec.name) for spec in apps]
     for grower in growers:
@@ -201,4 +217,5 @@ def grow() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(grow()))  # noqa: T201 - what the test reads
+    left = int(sys.argv[1]) * MIB if sys.argv[1:] else None
+    print(json.dumps(grow(left)))  # noqa: T201 - what the test reads

@@ -358,7 +358,7 @@ async def test_a_local_run_that_its_json_made_too_large_keeps_nobody_from_starti
     """As JSON it fits into a message, decoded it does not: it is rejected once, not told again and again."""
     large = to_plain(profile("large", samples=1))
     large["workers"] = [{"worker": "master"} | dict.fromkeys(SERIES, [0] * 40_000)]
-    subject = RUN_PROFILES.subject(ground.bus.root, run="large")
+    subject = RUN_PROFILES.subject(ground.bus.root, run=large["run"])
     ground.broker.publish_event(subject.text, json.dumps(large).encode(), "large")
     await ground.tell(*records(TASKS))
 

@@ -106,12 +106,13 @@ async def test_a_raise_beyond_the_memory_that_its_settings_name_is_refused_told_
     lab.settings = AgentSettings.load(environ, node="n1")
     async with lab.agent():
         container = await lab.guarded()
+        await lab.order(update, {container.key: (0, 300 * MIB)})
         reply = await lab.order(update, {container.key: (0, 1024 * MIB)})
         await until(lambda: lab.lines, what="the event")
         info = (await lab.ours.bucket(NODES).get("n1")).message
 
     assert reply.column("limit_bytes").tolist() == [384 * MIB]
-    assert "add up to 256.0 MiB of 384.0 MiB that are allocatable" in reply.node_budget_reason
+    assert "add up to 300.0 MiB of 384.0 MiB that are allocatable" in reply.node_budget_reason
     assert (lab.lines[0].kind, lab.lines[0].cause) == (OomKind.GRANT_DENIED, OomCause.NODE)
     assert (info.memory_bytes, info.allocatable_memory_bytes) == (512 * MIB, 384 * MIB)
 
@@ -164,7 +165,9 @@ async def test_while_memory_available_is_too_low_nobody_is_asked_for_more(lab):
     assert requests == []
     assert container.limit_bytes == 256 * MIB
     refusal = lab.lines[lab.kinds.index(OomKind.GRANT_DENIED)]
-    assert refusal.reason == ("memory of node n1 runs out: MemAvailable is 60.0 MiB, nothing is raised below 100.0 MiB")
+    assert refusal.reason == (
+        "memory of node n1 runs out: MemAvailable is 60.0 MiB, and 100.0 MiB are kept free or promised already"
+    )
 
 
 async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):

@@ -31,10 +31,11 @@ def node_of(host, ratio):
     return Node("n1", 7, host, host.reserve_store, NodeOptions(cpu_budget=CpuBudget(2, ratio)))
 
 
-def container(node, host, name, quota_us, *, app="shop", used_us=0):
-    """A container with a quota (negative: none) that was sampled; its key and its control files."""
+def container(node, host, name, quota_us, *, app="shop", used_us=0, enforced=True):
+    """A container with a quota (negative: none) that was set, and that was sampled; its key and its control files."""
     found = host.add(name, app, quota_us=quota_us, limit_bytes=100 * MIB)
     key = node.found(found)
+    node.containers.limits[key].quota_ordered = enforced and quota_us >= 0
     files = host.containers[found.container_id]
     node.sample(node.now_ns + 100 * MS, 1)  # usage counts from here
     files.run(used_us, memory_bytes=10 * MIB)
@@ -110,10 +111,36 @@ def test_a_container_without_a_quota_counts_what_it_used_and_gets_its_first_one_
     assert reply_rows(reply)[web]["status"] == RowStatus.NODE_BUDGET
 
 
+def test_quotas_of_observed_containers_are_nobodys_promise(host):
+    """They came with a core each, and use a tenth: 200 ms are allocatable, of which a quota and 3 x 10 ms are taken."""
+    node = node_of(host, 1.0)
+    web, files = container(node, host, "web", 10_000, used_us=10_000)
+    old = [container(node, host, f"old{number}", 100_000, app="old", enforced=False)[1] for number in range(3)]
+    for each in old:
+        each.run(10_000)
+    node.sample(node.now_ns + 100 * MS, 3)
+    assert node.limits.cpu_budget.committed_us() == 40_000
+    assert node.limits.cpu_budget.headroom_us == 160_000
+
+    (reply,) = send(node, update({web: (150_000, 0)}))
+
+    assert (reply.node_budget_reason, files.quota_us) == ("", 150_000)
+
+
+def test_a_quota_that_a_previous_agent_has_set_still_counts(host):
+    node = node_of(host, 1.0)
+    web, files = container(node, host, "web", 50_000, enforced=False)
+    send(node, update({web: (120_000, 0)}))
+    again = Node("n1", 8, host, host.reserve_store, NodeOptions(cpu_budget=CpuBudget(2, 1.0)))
+    again.found(next(member.found for member in node.containers.managed.values()))
+    assert files.quota_us == again.limits.cpu_budget.committed_us() == 120_000
+
+
 def test_memory_and_cpu_of_one_row_are_refused_with_both_reasons(host):
     options = NodeOptions(memory_budget=MemoryBudget(400 * MIB, 300 * MIB, 0), cpu_budget=CpuBudget(2, 0.5))
     node = Node("n1", 7, host, host.reserve_store, options)
     web, _ = container(node, host, "web", 100_000)
+    node.containers.limits[web].limit_promised = True
 
     (reply,) = send(node, update({web: (120_000, 200 * MIB)}))
 

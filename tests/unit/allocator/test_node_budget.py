@@ -28,6 +28,10 @@ def period(shared, *, reclaim=False):
     shared.deliver_all(reclaim=reclaim)
 
 
+def in_use(container, used_bytes):
+    container.run(0, memory_bytes=used_bytes)
+
+
 def kills(shared):
     return sum(container.oom_kills for container in shared.containers())
 
@@ -53,6 +57,30 @@ def test_growers_of_both_applications_meet_our_refusal_before_the_node_is_full()
     assert shared.highest_bytes <= 1792 * MIB
     assert "the memory budget of node n1 is used up" in refusals[0].reason
     assert "of 1792.0 MiB that are allocatable" in refusals[0].reason
+
+
+@pytest.mark.parametrize("others", [0, 8, 19])
+def test_limits_of_observed_containers_take_nothing_from_an_enforced_one(others):
+    """24 GiB, and containers that came with 2 GiB each, 40 GiB together, and use 200 MiB: most of the node is free.
+
+    Enforced, one of them is cut to what it uses, and gets what it needs again: 800 MiB, in steps of 10.
+    """
+    spec = AppSpec(name="shop", cpu_limit=2, memory_limit=4 * GIB)
+    shared = SharedNode((spec,), MemoryBudget(24 * GIB, default_reserved_bytes(24 * GIB), 100 * MIB))
+    shared.host.available_bytes = 15 * GIB
+    grower = shared.start_container("shop", limit_bytes=2 * GIB, quota_us=100_000)
+    in_use(grower, 200 * MIB)
+    for _ in range(others):
+        in_use(shared.start_container("old", limit_bytes=2 * GIB, quota_us=50_000), 200 * MIB)
+    for _ in range(100):
+        period(shared, reclaim=True)
+    assert grower.limit_bytes == 250 * MIB
+    for step in range(80):
+        shared.touch(0, 10 * MIB)
+        period(shared, reclaim=step % 50 == 49)
+        assert not grower.paused
+    assert (kills(shared), grower.usage_bytes) == (0, 1000 * MIB)
+    assert shared.told == []
 
 
 def test_without_a_budget_both_are_given_more_than_the_node_has():
@@ -103,7 +131,7 @@ def test_an_owner_does_not_ask_in_vain_each_period():
     """Refused once, it knows what the node has left: no order goes out that would be refused again."""
     shared = node_of_2_gib()
     shared.start_container("shop")
-    shared.start_container("other", limit_bytes=1700 * MIB)  # no allocator owns it
+    in_use(shared.start_container("other", limit_bytes=2000 * MIB), 1700 * MIB)  # no allocator owns it
     for _ in range(10):
         period(shared)
     before = shared.node.budget.rejections
@@ -117,7 +145,7 @@ def test_an_owner_does_not_ask_in_vain_each_period():
 def test_a_refused_request_says_what_the_node_lacks_not_the_application():
     shared = node_of_2_gib()
     grower = shared.start_container("shop")
-    shared.start_container("other", limit_bytes=1700 * MIB)
+    in_use(shared.start_container("other", limit_bytes=2000 * MIB), 1700 * MIB)
     for _ in range(5):
         period(shared)
     shared.touch(0, 300 * MIB)

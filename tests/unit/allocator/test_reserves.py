@@ -124,6 +124,14 @@ def test_raises_never_exceed_what_is_free(left_mib, asked_mib, pool_mib, weights
     assert (granted_total_bytes % PAGE_BYTES == 0).all()
 
 
+def test_where_nothing_is_free_a_request_takes_from_a_reserve_that_is_near_its_target():
+    """Of 100 MiB 10 are asked for. The other node's 9/10 of the rest, 81, are nearer than a quarter of what it has."""
+    reserves = node_reserves(0, 100)
+    assert planned(reserves, view(reserves, 100, weight=[1, 9])) == {}
+    reserves.record_request(0, 10 * MIB, 10 * MIB, now_ns=0)
+    assert planned(reserves, view(reserves, 100, weight=[1, 9])) == {1: 81}
+
+
 # -- the whole allocation --------------------------------------------------------------------------------------------
 
 
@@ -160,9 +168,9 @@ def test_what_others_have_in_reserve_and_as_slack_follows_when_they_have_given_i
     reply, updates = shop.ask("n1", "a-1", 900)
 
     assert reply.granted_bytes == 500 * MIB
-    assert reply.reclaiming_bytes == (50 + 42) * MIB, "of the other reserve, and what b has above usage + 8 MiB"
+    assert reply.reclaiming_bytes == (100 + 42) * MIB, "the other reserve, and what b has above usage + 8 MiB"
     shop.carry_out(updates)
-    assert shop.given_mib() == {"n1": 100 + 500 + 50, "n2": 50 + 42}, "a may have 800, b 100 more than it uses"
+    assert shop.given_mib() == {"n1": 100 + 500 + 100 + 42, "n2": 0}, "b does not ask"
     assert (shop.rows["n1"]["a-1"][0], shop.rows["n2"]["b-1"][0]) == (150, 108)
 
 

@@ -121,7 +121,7 @@ def test_a_node_that_is_full_overcommitted_or_under_pressure():
     )
     assert node_warnings(busy) == [
         (
-            "node h1 is nearly full: limits and reserves add up to 1.74 GiB of 1.75 GiB "
+            "node h1 is nearly full: limits, reserves and what is in use beside them add up to 1.74 GiB of 1.75 GiB "
             "allocatable; what is beyond is refused"
         ),
         "node h1 has 2 cores, CPU limits of its containers add up to 4.50: overcommitted",

@@ -192,8 +192,8 @@ async def test_requests_are_answered_or_refused_with_figures(hosts: Hosts) -> No
         assert reply.address == daemon.state.address
         assert reply.export not in repr(reply)
         for request, code, words in (
-            (SlabRequest(node="other", device="swap", slab_bytes=SLAB), 400, "of small"),
-            (MemoryHostInfo(node="small", incarnation=1, time_ns=1), 400, "of small"),
+            (SlabRequest(node="other", device="swap", slab_bytes=SLAB), 400, "another node than its subject"),
+            (MemoryHostInfo(node="small", incarnation=1, time_ns=1), 400, "expected a SlabRequest"),
             (SlabRequest(node="small", device="swap", slab_bytes=GIB), 409, f"{GIB} bytes are asked; {60 * MIB} are"),
         ):
             with pytest.raises(RequestRefusedError, match=words) as refused:

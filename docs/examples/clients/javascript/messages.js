@@ -1101,6 +1101,7 @@ export const NESTED = {
  * @property {Integer} granted_bytes
  * @property {Integer} reclaiming_bytes
  * @property {string} [denial]
+ * @property {boolean} [node_is_full]
  */
 
 /**

@@ -1328,6 +1328,7 @@ class MemoryReply(TypedDict):
     granted_bytes: int
     reclaiming_bytes: int
     denial: NotRequired[str]
+    node_is_full: NotRequired[bool]
 
 
 class MemoryRequest(TypedDict):
