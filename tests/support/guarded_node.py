@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from services.agent.memory.growth import MIB
+from services.agent.memory.policy import POLL_NS
+from services.agent.memory.records import RequestOutcome
 from tests.support.limit_orders import reserve_order, send, update
 
 MS = 1_000_000
@@ -26,6 +28,16 @@ def guarded(node, host, *, limit_mib=256, usage_mib=100, reserve_mib=0, most_mib
 
 def told(node):
     return [(line.kind, line.cause) for line in node.events.take_events()]
+
+
+def refuse_until(node, now_ns, over, denial="nothing left"):
+    """Refuse every request until something has happened; returns when, ns."""
+    while True:
+        for request in node.events.take_requests():
+            node.memory.answered(request, RequestOutcome(denial=denial), now_ns)
+            if over():
+                return now_ns
+        now_ns = poll_until(node, now_ns, now_ns + POLL_NS)
 
 
 def poll_until(node, now_ns, end_ns):

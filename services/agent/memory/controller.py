@@ -428,13 +428,14 @@ class MemoryController:
                 blocked_us=blocked_us,
             )
         if answer.denial:
-            for container in filter(lambda _: request_state.may_enable_killer(now_ns), self._shares.by_size(waiting)):
-                self._enable_killer_after_denial(container, reason, now_ns)
+            for container in self._shares.by_size(waiting):
+                if request_state.may_enable_killer(now_ns, container.oom_wait_since_ns):
+                    self._enable_killer_after_denial(container, reason, now_ns)
             if any(container.oom_wait_since_ns is not None for container in waiting):
                 request_state.retry_soon(now_ns)
 
     def _enable_killer_after_denial(self, container: ContainerMemory, reason: str, now_ns: int) -> None:
-        """A refusal ends a wait at once (thesis 2.4.4.2), unless the reserve has got something meanwhile."""
+        """A refusal ends a wait (thesis 2.4.4.2), unless the reserve has got something meanwhile."""
         if container.oom_wait_since_ns is not None:
             self.inspect(container.key, OomCause.ALLOCATOR_REPLY, now_ns)
         if container.oom_wait_since_ns is not None and container.state is not None:

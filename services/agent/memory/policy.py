@@ -35,6 +35,9 @@ RETRY_NS: Final = 100_000_000
 """Between requests where the last one was not answered, or its grant has not come."""
 REFUSED_RETRY_NS: Final = 1_000_000_000
 """Between requests after a refusal, as long as no task waits."""
+INFORMED_NS: Final = 200_000_000
+"""What another container has freed the allocator knows from the next sample: a refusal ends a wait only if its request
+was sent two periods after the wait began."""
 VICTIM_NS: Final = 500_000_000
 """So long after a release the allocator knows what a killed container has left: a refusal before may be outdated."""
 SETTLE_NS: Final = 1_000_000_000
@@ -347,8 +350,10 @@ class RequestState:
     killer_enabled_ns: int | None = None
     """Latest release of any of the application's containers."""
 
-    def may_enable_killer(self, now_ns: int) -> bool:
-        """Whether a refusal may end another wait: one victim at a time, for what it leaves may be enough for all."""
+    def may_enable_killer(self, now_ns: int, oom_wait_since_ns: int | None) -> bool:
+        """Whether a refusal may end a wait: one victim at a time, for what it leaves may be enough for all."""
+        if oom_wait_since_ns is None or self.sent_ns - oom_wait_since_ns < INFORMED_NS:
+            return False
         return self.killer_enabled_ns is None or now_ns - self.killer_enabled_ns >= VICTIM_NS
 
     def may_request(self, now_ns: int, oom_wait_since_ns: int | None) -> bool:

@@ -149,7 +149,7 @@ def test_a_refused_request_says_what_the_node_lacks_not_the_application():
     for _ in range(5):
         period(shared)
     shared.touch(0, 300 * MIB)
-    for _ in range(3):
+    for _ in range(6):
         period(shared)
     (line,) = [line for line in shared.told if line.kind is OomKind.GRANT_DENIED]
     assert line.reason.startswith("the memory budget of node n1 is used up")
