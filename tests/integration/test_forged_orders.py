@@ -15,7 +15,7 @@ from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.permissions import Role
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_UPDATES
-from services._runtime.bus.api import NotPermittedError
+from services._runtime.bus.api import NotPermittedError, RequestRefusedError
 from services._runtime.bus.nats import NatsBus
 from services.agent.memory.growth import MIB
 from services.agent.service import Agent
@@ -87,8 +87,9 @@ async def test_replayed_orders_are_void(lab: Lab) -> None:
     assert await lab.row((50_000, 0), seq=9, epoch=0) is RowStatus.STALE_EPOCH
     earlier = update({lab.container.key: (50_000, 0)}, seq=9, incarnation=lab.incarnation - 1)
     elsewhere = update({lab.container.key: (50_000, 0)}, seq=9, incarnation=lab.incarnation, node=OTHER)
-    for message in (earlier, elsewhere):
-        assert (await lab.order(message)).rejection is not None
+    assert (await lab.order(earlier)).rejection is not None
+    with pytest.raises(RequestRefusedError, match="names another node than its subject"):
+        await lab.order(elsewhere)
     assert lab.container.quota_us == 30_000
 
 
@@ -134,7 +135,7 @@ async def test_others_cannot_order_at_all(lab: Lab, role: Role) -> None:
 
 
 async def test_nor_can_a_neighbour(lab: Lab) -> None:
-    """Neither order, nor say anything in this node's name."""
+    """Neither order, nor say anything in this node's name, on this node's subject or on its own."""
     neighbour = await lab.server.bus(Role.AGENT, OTHER)
     batches = len([each for each in lab.batches if each.app == "forged"])
     forged = lab.batches[-1].model_copy(update={"app": "forged"})
@@ -144,7 +145,8 @@ async def test_nor_can_a_neighbour(lab: Lab) -> None:
         await neighbour.request(LIMIT_UPDATES.subject("tb", node=NODE), message, timeout_s=60)
     neighbour.publish(CFS.subject("tb", app="forged", node=NODE), forged)
     neighbour.publish(CFS.subject("tb", app="forged", node=OTHER), forged)
+    neighbour.publish(CFS.subject("tb", app="forged", node=OTHER), forged.model_copy(update={"node": OTHER}))
     await until(lambda: any(each.app == "forged" for each in lab.batches), what="what it may say")
 
-    assert len([each for each in lab.batches if each.app == "forged"]) == batches + 1
+    assert [each.node for each in lab.batches if each.app == "forged"] == [OTHER] * (batches + 1)
     await neighbour.close(2)

@@ -120,6 +120,7 @@ async def read_savings(bus: NatsBus, app: str | None, since: date, prices: Price
     since_s = datetime(since.year, since.month, since.day, tzinfo=UTC).timestamp()
     pattern = SAVINGS.pattern(bus.root) if app is None else SAVINGS.pattern(bus.root, app=app)
     await read_stored(bus, SAVINGS_STREAM, pattern, since_s, take)
+    report.left_out += bus.counters.get("undecodable_subject_mismatch", 0)
     return report
 
 

@@ -167,7 +167,7 @@ def test_under_a_peer_who_reaches_his_limit_is_killed_and_under_ours_he_is_not()
         if killed:
             assert cluster.containers()[0].limit_bytes == int(37.5 * MIB)
         cluster.touch(cluster.machines[0], 0, 70 * MIB)
-        for _ in range(5):
+        for _ in range(12):  # a refusal is final 200 ms after the wait began
             while cluster.network:
                 cluster.deliver(0)
             cluster.now_ns += 30_000_000
