@@ -115,10 +115,10 @@ class LimitReply(ColumnarMessage):
     """As in `schemas.cfs.CfsBatch`, after the update."""
     node_budget_reason: Annotated[str, renamed("node_budget_reason", "node_refusal")] = ""
     """Why rows are `NODE_BUDGET`, or a reserve was given less, with the measured value and the threshold."""
-    refused_cpu: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
+    refused_cpu: dict[str, str] = Field(default_factory=dict)
     """Containers of FAILED rows whose CPU limit the kernel refused, with the reason. `quota_us` has what holds: the
     nearest quota that it accepts, as far as the agent finds one, or the earlier one."""
-    refused_memory: dict[str, str] = {}  # noqa: RUF012 - as above
+    refused_memory: dict[str, str] = Field(default_factory=dict)
     """The same of memory limits; the earlier one holds."""
     quota_us: Int64Column
     limit_bytes: Int64Column

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -99,8 +100,9 @@ from schemas.subjects import (
     WORK_EVENTS,
     WORK_ORDERS,
     WORKER_LOGS,
+    SubjectError,
     SubjectTemplate,
-    token,
+    untoken,
 )
 from schemas.trainings import StepBatch, TrainingEvent
 
@@ -499,11 +501,17 @@ _PARAMETERS: Final = {
 
 
 @lru_cache(maxsize=1 << 16)
-def _ids(subject: str) -> tuple[tuple[str, str], ...]:
-    """Names and escaped values of the ids in a subject; empty: it is none of a channel that has ids."""
+def _ids(subject: str) -> tuple[tuple[str, str | None], ...]:
+    """The ids in a subject by name, None where one is not escaped well; empty: it is none of a channel that has ids."""
     kind, values = subject.split(".")[1:3], subject.split(".")[3:]
     names = _PARAMETERS.get(tuple(kind), ())
-    return tuple(zip(names, values, strict=True)) if len(names) == len(values) else ()
+    return tuple(zip(names, map(_untoken, values), strict=True)) if len(names) == len(values) else ()
+
+
+def _untoken(value: str) -> str | None:
+    with suppress(SubjectError):
+        return untoken(value)
+    return None
 
 
 def contradicted_id(subject: str, message: Message) -> str | None:
@@ -514,6 +522,6 @@ def contradicted_id(subject: str, message: Message) -> str | None:
     """
     for name, value in _ids(subject):
         field = getattr(message, name, None)
-        if isinstance(field, str) and (not field or token(field) != value):
+        if isinstance(field, str) and field != value:
             return name
     return None

@@ -11,7 +11,7 @@ from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.remote_memory import MemoryHostInfo, SlabChange, SlabEvent, SlabReply, SlabRequest
 from schemas.streams import MEMORY_HOSTS
-from schemas.subjects import SLAB_EVENTS, SLAB_REQUESTS, SubjectError
+from schemas.subjects import SLAB_EVENTS, SLAB_REQUESTS
 from services._host.instance_lock import InstanceLock
 from services._runtime.bus.api import BusError, Delivery, Subscription
 from services._runtime.bus.name_registration import HEARTBEAT_S, RETRY_S, Holder, NameHolder
@@ -321,8 +321,5 @@ class MemoryService:
         event = delivery.message
         if not isinstance(event, SlabEvent) or event.change is not SlabChange.EVICTED:
             return
-        try:
-            sender = SLAB_EVENTS.parse(self._bus.root, delivery.subject)["node"]
-        except SubjectError:
-            return
-        self.consumer.evict(sender, event.label, f"{sender} needs its memory: {event.reason}"[:_MOST_REASON])
+        reason = f"{event.node} needs its memory: {event.reason}"[:_MOST_REASON]
+        self.consumer.evict(event.node, event.label, reason)

@@ -158,9 +158,5 @@ class Planner:
                 self._has_read.set()
 
     def _on_training(self, delivery: Delivery) -> None:
-        event = delivery.message
-        if not isinstance(event, TrainingEvent):
-            return
-        # As in `Bus.read_stored`: the server minds whose node a subject names.
-        if TRAINING_EVENTS.parse(self._bus.root, delivery.subject)["node"] == event.node:
-            self._runs.add(event)
+        if isinstance(delivery.message, TrainingEvent):
+            self._runs.add(delivery.message)

@@ -210,16 +210,17 @@ class LimitExecutor:
         if key in self.containers.managed:
             self._drift.before_quota_write(key, quota_us)
         status = self.containers.write_quota(key, quota_us)
-        if status is RowStatus.FAILED:
-            write = RefusedWrite(quota_us, self.containers.limits[key].quota_us, self.containers.refusal, order)
-            self._note_refused(key, "cpu", write, now_ns)
-        elif status is RowStatus.APPLIED:
-            self.refused.accepted(key, "cpu", quota_us)
+        write = RefusedWrite(quota_us, self.containers.limits[key].quota_us, self.containers.refusal, order)
+        self._note_outcome((key, "cpu"), status, write, now_ns)
         return status
 
-    def _note_refused(self, key: str, resource: Resource, write: RefusedWrite, now_ns: int) -> None:
-        self._add_reason(key, write.reason)
-        self.refused.refused(key, resource, write, now_ns)
+    def _note_outcome(self, of: tuple[str, Resource], status: RowStatus, write: RefusedWrite, now_ns: int) -> None:
+        """Keep what the kernel said to a write; ``write`` is that of a refusal."""
+        if status is RowStatus.FAILED:
+            self._add_reason(of[0], write.reason)
+            self.refused.refused(*of, write, now_ns)
+        elif status is RowStatus.APPLIED:
+            self.refused.accepted(*of, write.ordered)
 
     def _raise_quota(self, planned: RowPlan, pending: _PendingReply, now_ns: int) -> RowStatus:
         key, ordered_us = planned.container, planned.increase_quota_us
@@ -267,11 +268,8 @@ class LimitExecutor:
             return RowStatus.FAILED
         before_bytes = self.containers.limits[key].limit_bytes
         status = self.containers.write_memory(key, limit_bytes)
-        if status is RowStatus.FAILED:
-            write = RefusedWrite(limit_bytes, self.containers.limits[key].limit_bytes, self.containers.refusal, order)
-            self._note_refused(key, "memory", write, now_ns)
-        elif status is RowStatus.APPLIED:
-            self.refused.accepted(key, "memory", limit_bytes)
+        write = RefusedWrite(limit_bytes, self.containers.limits[key].limit_bytes, self.containers.refusal, order)
+        self._note_outcome((key, "memory"), status, write, now_ns)
         if status is RowStatus.APPLIED and 0 <= before_bytes < limit_bytes:
             self._memory.limit_was_increased(key, now_ns)
         return status

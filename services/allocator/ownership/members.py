@@ -28,7 +28,9 @@ ROUNDS_PER_TTL = 4
 RETRY_UNABLE_S = 30.0
 """After this long a replica tries again to serve what it could not; sooner where nobody is left."""
 MOST_UNABLE = 1_000
-"""A replica that cannot serve more applications than this is no member for `RETRY_UNABLE_S`."""
+"""A replica that has failed to serve more applications than this is no member for `RETRY_UNABLE_S`. Of those that it
+does not try, such as announcements that it cannot read, the record names what is left up to this number: who may
+announce could otherwise turn all replicas out, or make the record larger than a message may be."""
 WRITER_BITS = 10
 """The low bits of an epoch are its writer's own, so that two records have different epochs also where a store that lost
 its newest writes lets both replace the same one."""
@@ -334,8 +336,10 @@ def step(view: View, event: Event, now_s: float, wall_ms: int) -> tuple[View, li
             view, actions = _take_record(view, event, now_s)
         case WriteConflict() | HeartbeatsRead() | HeartbeatStored() | Failed() | Watched():
             view, actions = _take_answer(view, event, now_s)
-        case Tick() | Refused():
-            view, actions = _take_reason_to_read(view, event, now_s)
+        case Tick():
+            view, actions = _begin_round(view, now_s)
+        case Refused():
+            view, actions = _take_refusal(view, event)
         case _:
             view, actions = _take_local(view, event, now_s), []
     if (record := _next_record(view, now_s, wall_ms)) is not None:
@@ -374,12 +378,14 @@ def _take_answer(
     return view, actions
 
 
-def _take_reason_to_read(view: View, event: Tick | Refused, now_s: float) -> tuple[View, list[Action]]:
-    if isinstance(event, Refused):
-        if view.epochs.get(event.app, event.epoch) >= event.epoch:
-            return view, []
-        refused = {**view.refused, event.app: event.epoch}
-        return replace(view, refused=refused, seen_epoch=max(view.seen_epoch, event.epoch)), [ReadRecord()]
+def _take_refusal(view: View, event: Refused) -> tuple[View, list[Action]]:
+    if view.epochs.get(event.app, event.epoch) >= event.epoch:
+        return view, []
+    refused = {**view.refused, event.app: event.epoch}
+    return replace(view, refused=refused, seen_epoch=max(view.seen_epoch, event.epoch)), [ReadRecord()]
+
+
+def _begin_round(view: View, now_s: float) -> tuple[View, list[Action]]:
     if now_s - view.round_s < view.ttl_s / ROUNDS_PER_TTL - 1e-6:
         return view, []
     due = sorted(
@@ -490,10 +496,11 @@ def _next_record(view: View, now_s: float, wall_ms: int) -> Members | None:
     is_known = current.rule == RENDEZVOUS_RULE
     if others and not is_known:
         return None  # members of another version live, and know how owners follow
-    leaves = view.stopping or len(view.unable) > MOST_UNABLE
+    failed = {app for app, tried_s in view.unable.items() if tried_s < inf}
+    leaves = view.stopping or len(failed) > MOST_UNABLE
     names = others if leaves else others | {view.replica_id}
     unable = {app: {name for name in those if name in others} for app, those in current.unable.items()}
-    for app in () if leaves else view.unable:
+    for app in () if leaves else [*failed, *sorted(view.unable.keys() - failed)[: MOST_UNABLE - len(failed)]]:
         unable.setdefault(app, set()).add(view.replica_id)
     replicas, now_unable = tuple(sorted(names)), {app: tuple(sorted(those)) for app, those in unable.items() if those}
     is_same = (replicas, now_unable) == (current.replicas, current.unable) and is_known

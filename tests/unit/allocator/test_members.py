@@ -272,6 +272,18 @@ def test_who_can_serve_next_to_nothing_is_no_member(a):
     assert written(actions)[0].record.replicas == ("b",)
 
 
+def test_announcements_that_no_replica_can_read_turn_none_out(a):
+    """Who may announce could write more of them than `MOST_UNABLE`."""
+    a, _ = take(
+        a, 10.1, *(Unable(f"app{number}", until_able=True) for number in range(MOST_UNABLE + 5)), WriteConflict()
+    )
+    _, actions = take(a, 10.2, RecordRead(BOTH, 7, 10.2))
+
+    [write] = written(actions)
+    assert write.record.replicas == ("a", "b")
+    assert len(write.record.unable) == MOST_UNABLE
+
+
 def test_a_removed_member_is_unable_to_nothing(a):
     record = BOTH.model_copy(update={"unable": {"x": ("b",), "y": ("b",)}})
     a = replace(a, record=record, peers={"b": replace(a.peers["b"], since_s=8.0)})
