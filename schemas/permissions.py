@@ -3,10 +3,11 @@
 The server enforces them (``turnbuckle nats config`` writes its configuration); docs/security.md lists them. Defined
 here because the registry lacks it: readers and writers of each bucket, replays of streams, read-only queries.
 
-Three features bypass subject permissions and are granted sparingly. A consumer may deliver to *any* subject, in the
-server's name: a user that may create consumers on a stream could replay other users' messages to subjects that it may
-not publish to. A direct get, like every request, may name any reply subject. A stream may ingest and republish any
-subject: so only central services create streams.
+Three features bypass subject permissions. A consumer delivers to *any* subject of its account, in the server's name; a
+stream takes in, and republishes, any: only the administrator makes either. And every answer of the server, a direct
+get's stored bytes among them, is written wherever the request says, so each role has an account of its own, where
+nothing is stored (``services/cli/nats/accounts.py``). Hosts, and observers, share theirs: they are answered in the
+server's JSON only, which is no message of ours.
 """
 
 from __future__ import annotations
@@ -118,18 +119,6 @@ class Role(StrEnum):
 
 NODE_ROLES: Final = (Role.AGENT, Role.RECONCILER, Role.FAST_PATH, Role.RUNNER, Role.MEMORY)
 """One user per host: it may only use subjects with its own node name."""
-CENTRAL_ROLES: Final = (
-    Role.ALLOCATOR,
-    Role.COLLECTOR,
-    Role.ADVISOR,
-    Role.AGGREGATOR,
-    Role.KUBEOPERATOR,
-    Role.PLANNER,
-    Role.SCHEDULER,
-    Role.SLURM,
-    Role.TRAINER,
-)
-"""May create the streams and buckets that they use."""
 PEOPLE: Final = (Role.OPERATOR, Role.OBSERVER)
 
 READ_ONLY: Final = (
@@ -158,9 +147,7 @@ class _BucketUse(NamedTuple):
     """Roles that may write this key alone."""
     readers: tuple[Role, ...] = ()
     watchers: tuple[Role, ...] = ()
-    """Readers that may create a consumer, for changes without delay."""
-    makers: tuple[Role, ...] = ()
-    """Roles that create it for hosts, which may not."""
+    """Readers that are sent each write, for changes without delay: of buckets that hosts do not write."""
 
 
 _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
@@ -171,36 +158,29 @@ _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
         watchers=(Role.ALLOCATOR,),
     ),
     LEASES: _BucketUse(writers=(Role.ALLOCATOR,), watchers=(Role.ALLOCATOR,)),
-    NODES: _BucketUse(own_key=(Role.AGENT,), readers=(Role.AGENT,), watchers=(Role.ALLOCATOR,)),
-    RECONCILERS: _BucketUse(own_key=(Role.RECONCILER,), readers=(Role.RECONCILER,), makers=(Role.ALLOCATOR,)),
-    POD_SELECTORS: _BucketUse(
-        writers=(Role.KUBEOPERATOR,), readers=(Role.AGENT, Role.KUBEOPERATOR), makers=(Role.ALLOCATOR,)
-    ),
+    NODES: _BucketUse(own_key=(Role.AGENT,), readers=(Role.AGENT, Role.ALLOCATOR)),
+    RECONCILERS: _BucketUse(own_key=(Role.RECONCILER,), readers=(Role.RECONCILER,)),
+    POD_SELECTORS: _BucketUse(writers=(Role.KUBEOPERATOR,), readers=(Role.AGENT, Role.KUBEOPERATOR)),
     RUNNERS: _BucketUse(
-        writers=(Role.SLURM,), own_key=(Role.RUNNER,), readers=(Role.RUNNER, Role.SLURM), watchers=(Role.SCHEDULER,)
+        writers=(Role.SLURM,), own_key=(Role.RUNNER,), readers=(Role.RUNNER, Role.SCHEDULER, Role.SLURM)
     ),
     JOB_SPECS: _BucketUse(writers=(Role.SCHEDULER,), readers=(Role.SCHEDULER,)),
     TRAININGS: _BucketUse(writers=(Role.TRAINER,), readers=(Role.TRAINER,)),
     AGGREGATORS: _BucketUse(writers=(Role.AGGREGATOR,), readers=(Role.AGGREGATOR,)),
     AGGREGATIONS: _BucketUse(writers=(Role.AGGREGATOR,), readers=(Role.AGGREGATOR,)),
-    MEMORY_HOSTS: _BucketUse(own_key=(Role.MEMORY,), readers=(Role.MEMORY,), makers=(Role.ALLOCATOR,)),
+    MEMORY_HOSTS: _BucketUse(own_key=(Role.MEMORY,), readers=(Role.MEMORY,)),
 }
 _SECRET: Final = (JOB_SPECS,)
 """Buckets that people may not read."""
 _FOR_PEOPLE: Final = tuple(bucket for bucket in BUCKETS if bucket not in _SECRET)
 _STORE_USES: Final[dict[ObjectStoreSpec, tuple[Role, ...]]] = {MODELS: (Role.ADVISOR,), SNAPSHOTS: (Role.SCHEDULER,)}
-_MADE_FOR_HOSTS: Final[dict[Role, tuple[StreamSpec, ...]]] = {
-    Role.ALLOCATOR: (OOM_STREAM, ROUTE_STREAM, SLAB_STREAM, TC_STREAM),
-    Role.SCHEDULER: (TRAINING_STREAM,),
-}
-"""Streams that hosts write but may not create."""
 _REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {
     Role.ADVISOR: (RUN_STREAM, JOB_STREAM),
     Role.COLLECTOR: (SCHEDULE_STREAM,),
     Role.PLANNER: (LAYER_STREAM,),
     Role.SCHEDULER: (ROUTE_STREAM, SCHEDULE_STREAM, WORK_STREAM),
 }
-"""Streams read through a consumer, by central services only, see above."""
+"""Streams that are followed."""
 _FROM_ALL_NODES: Final = (ROUTE_EVENTS, SLAB_EVENTS)
 """Events of all hosts that a host's service subscribes to, without a right to their stream."""
 _ASKS: Final[dict[Role, tuple[Endpoint, ...]]] = {
@@ -214,7 +194,7 @@ _LOOKS_UP: Final[dict[Role, tuple[StreamSpec, ...]]] = {
     Role.PLANNER: (TRAINING_STREAM,),
     Role.SCHEDULER: (SCHEDULE_STREAM,),
 }
-"""Streams of which single events, or all that are stored, are read without a consumer."""
+"""Streams of which single events, or all that are stored, are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +234,14 @@ class Grants:
 
 
 def uses(role: Role) -> Uses:
-    """Streams, buckets and stores that a role writes, reads or creates for others."""
+    """Streams, buckets and stores that a role writes or reads."""
     if role in {*PEOPLE, Role.ADMINISTRATOR}:
         everything = role is Role.ADMINISTRATOR
         return Uses(STREAMS, BUCKETS if everything else _FOR_PEOPLE, OBJECT_STORES if everything else ())
     channels = [channel for channel in CHANNELS if _sends(role, channel) or _receives(role, channel)]
     templates = {channel.template for channel in channels if channel.delivery is Delivery.JETSTREAM}
-    made = _MADE_FOR_HOSTS.get(role, ())
-    streams = tuple(stream for stream in STREAMS if templates & set(stream.templates) or stream in made)
+    read = (*_REPLAYS.get(role, ()), *_LOOKS_UP.get(role, ()))
+    streams = tuple(stream for stream in STREAMS if templates & set(stream.templates) or stream in read)
     buckets = tuple(bucket for bucket in BUCKETS if any(role in roles for roles in _BUCKET_USES[bucket]))
     return Uses(streams, buckets, tuple(store for store in OBJECT_STORES if role in _STORE_USES[store]))
 
@@ -341,6 +321,7 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
         if endpoint.service == role.value:
             yield _subject(identity, endpoint.template, root)
             yield from ("$SRV.*", f"$SRV.*.{role.value}", f"$SRV.*.{role.value}.*")
+    yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in BUCKETS if role in _BUCKET_USES[bucket].watchers)
     if role is Role.ADMINISTRATOR:
         yield "$JS.EVENT.>"
     if role in PEOPLE:
@@ -356,9 +337,9 @@ def _replies(role: Role) -> Iterator[str]:
     """
     answered = {channel.template for channel in CHANNELS if _receives(role, channel) and channel.reply is not None}
     answered |= {endpoint.template for endpoint in ENDPOINTS if endpoint.service == role.value}
-    if answered:
+    if answered and role in NODE_ROLES:  # of what is ordered; and of what hosts ask each other
         yield f"{INBOX}.>"
-    if answered & set(READ_ONLY):  # queries of observers, who are in another account
+    if answered and (role not in NODE_ROLES or answered & set(READ_ONLY)):  # of another account's questions
         yield f"{MAPPED_INBOX}.>"
 
 
@@ -377,8 +358,6 @@ def _storage(identity: Identity, root: str) -> Iterator[str]:
     needs = uses(role)
     for name in _stream_names(needs, root):
         yield f"{_API}.STREAM.INFO.{name}"
-        if role in CENTRAL_ROLES:
-            yield f"{_API}.STREAM.CREATE.{name}"
     for stream in needs.streams:
         yield from _stream_rights(role, stream, stream.stream_name(root))
     for bucket in needs.buckets:
@@ -396,14 +375,12 @@ def _stream_names(needs: Uses, root: str) -> Iterator[str]:
 
 
 def _stream_rights(role: Role, stream: StreamSpec, name: str) -> Iterator[str]:
-    # Not hosts: a direct get may name any reply subject.
-    reads = role not in NODE_ROLES and any(
-        channel.template in stream.templates and _receives(role, channel) for channel in CHANNELS
-    )
-    if reads or stream in _LOOKS_UP.get(role, ()):
-        yield from _reading(name)
-    if stream in _REPLAYS.get(role, ()):
-        yield from _consuming(name)
+    receives = any(channel.template in stream.templates and _receives(role, channel) for channel in CHANNELS)
+    if role in NODE_ROLES or not (receives or stream in (*_REPLAYS.get(role, ()), *_LOOKS_UP.get(role, ()))):
+        return
+    yield f"{_API}.STREAM.MSG.GET.{name}"
+    if role is not Role.OBSERVER:  # another observer would be sent the stored bytes
+        yield f"{_API}.DIRECT.GET.{name}"
 
 
 def _bucket_rights(identity: Identity, bucket: BucketSpec, root: str) -> Iterator[str]:
@@ -415,16 +392,3 @@ def _bucket_rights(identity: Identity, bucket: BucketSpec, root: str) -> Iterato
     yield from (f"$KV.{name}.{token(key)}" for other, key in use.one_key if other is role)
     if role in (*use.readers, *use.watchers) or (role in PEOPLE and bucket not in _SECRET):
         yield f"{_API}.STREAM.MSG.GET.KV_{name}"
-    if role in use.watchers:
-        yield from _consuming(f"KV_{name}")
-
-
-def _reading(stream: str) -> Iterator[str]:
-    """Direct gets of single messages or batches, without a consumer: for central services and people."""
-    yield from (f"{_API}.STREAM.MSG.GET.{stream}", f"{_API}.DIRECT.GET.{stream}", f"{_API}.DIRECT.GET.{stream}.>")
-
-
-def _consuming(stream: str) -> Iterator[str]:
-    yield f"{_API}.CONSUMER.CREATE.{stream}"
-    yield from (f"{_API}.CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DURABLE.CREATE", "MSG.NEXT", "DELETE"))
-    yield f"$JS.ACK.{stream}.>"

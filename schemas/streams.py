@@ -90,6 +90,8 @@ class BucketSpec:
     name: str
     description: str
     ttl_s: float | None = None
+    written_by_hosts: bool = False
+    """Each host writes the key of its own name. Only then: a host's writes reach no one but by reading the bucket."""
 
     def bucket_name(self, root: str) -> str:
         """The name on the server."""
@@ -161,10 +163,16 @@ STREAMS: Final = (
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
 LEASES: Final = BucketSpec("leases", "the allocator replicas that share the applications, and their heartbeats")
-NODES: Final = BucketSpec("nodes", "registration of each node's agent, renewed by heartbeats", ttl_s=30.0)
-RECONCILERS: Final = BucketSpec("reconcilers", "registration of each node's reconciler, as in nodes", ttl_s=30.0)
+NODES: Final = BucketSpec(
+    "nodes", "registration of each node's agent, renewed by heartbeats", ttl_s=30.0, written_by_hosts=True
+)
+RECONCILERS: Final = BucketSpec(
+    "reconcilers", "registration of each node's reconciler, as in nodes", ttl_s=30.0, written_by_hosts=True
+)
 POD_SELECTORS: Final = BucketSpec("pod_selectors", "which pods join which application, as Kubernetes declares it")
-RUNNERS: Final = BucketSpec("runners", "registration of each node's runner, as in nodes", ttl_s=30.0)
+RUNNERS: Final = BucketSpec(
+    "runners", "registration of each node's runner, as in nodes", ttl_s=30.0, written_by_hosts=True
+)
 JOB_SPECS: Final = BucketSpec("job_specs", "specs of training jobs that have not ended, environment included")
 """Not for people: environments hold secrets."""
 TRAININGS: Final = BucketSpec(
@@ -173,7 +181,10 @@ TRAININGS: Final = BucketSpec(
 AGGREGATORS: Final = BucketSpec("aggregators", "registration of the aggregator service that leads", ttl_s=30.0)
 AGGREGATIONS: Final = BucketSpec("aggregations", "ranges of replicated training jobs and their aggregators, by job")
 MEMORY_HOSTS: Final = BucketSpec(
-    "memory_hosts", "registration of each host's memory service and what it offers, as in nodes", ttl_s=30.0
+    "memory_hosts",
+    "registration of each host's memory service and what it offers, as in nodes",
+    ttl_s=30.0,
+    written_by_hosts=True,
 )
 BUCKETS: Final = (
     *(APPS, LEASES, NODES, RECONCILERS, POD_SELECTORS, RUNNERS, JOB_SPECS),

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from schemas.subjects import CFS
-from services._runtime.bus import nats_consumers
+from services._runtime.bus import nats_subscriptions
 from services._runtime.bus.api import BusUnavailableError, Delivery
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
-from services._runtime.bus.nats_consumers import NatsBuffer
+from services._runtime.bus.nats_subscriptions import NatsBuffer
 from services._runtime.bus.options import BusOptions
 from tests.support.bus_lab import node_info, number_of
 from tests.support.deadline import until
@@ -67,7 +67,7 @@ async def test_what_has_come_before_the_end_is_handled(server: EmbeddedNats) -> 
 
 async def test_more_than_fits_is_handed_over_unasked(server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who never asks holds no more than a buffer, and nothing is lost."""
-    monkeypatch.setattr(nats_consumers, "BUFFERED_BYTES", 10_000)
+    monkeypatch.setattr(nats_subscriptions, "BUFFERED_BYTES", 10_000)
     bus = await connect(server)
     got: list[int] = []
     buffer = await bus.subscribe_buffered(CFS.pattern("tb"), lambda delivery: got.append(number_of(delivery.message)))
@@ -84,7 +84,7 @@ async def test_more_than_fits_is_handed_over_unasked(server: EmbeddedNats, monke
 
 async def test_messages_without_data_fill_a_buffer_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A subject and two objects take memory: 100 of at least 150 bytes are more than 10,000."""
-    monkeypatch.setattr(nats_consumers, "BUFFERED_BYTES", 10_000)
+    monkeypatch.setattr(nats_subscriptions, "BUFFERED_BYTES", 10_000)
     bus = NatsBus(BusOptions())
     buffer = NatsBuffer(bus, lambda _: None)
     for _ in range(100):

@@ -180,4 +180,4 @@ def passes_as_it_is(publisher: Role, hearer: Role, subject: str) -> bool:
     here, there = account_of(publisher), account_of(hearer)
     streams = [each for each in exchanges("tb") if each.kind == "stream"]
     between = [each.subject for each in streams if (each.exporter, each.importer) == (here, there)]
-    return here is there or allowed(between, subject)
+    return here == there or allowed(between, subject)

@@ -36,9 +36,8 @@ from services._runtime.bus.nats_connection import (
     as_bus_errors,
     open_connection,
 )
-from services._runtime.bus.nats_consumers import (
+from services._runtime.bus.nats_subscriptions import (
     NatsBuffer,
-    NatsConsumer,
     NatsMicroService,
     NatsServer,
     NatsSubscription,
@@ -48,6 +47,7 @@ from services._runtime.bus.nats_failures import describe
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.nats_kv import NatsKeyValue
 from services._runtime.bus.nats_objects import NatsObjects
+from services._runtime.bus.nats_replay import NatsReplay
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import declare
 from services._runtime.bus.options import BusOptions
@@ -233,12 +233,12 @@ class NatsBus(NatsSession):
         on_undecodable: Callable[[int], None] | None = None,
         *,
         after: int = 0,
-    ) -> NatsConsumer:
+    ) -> NatsReplay:
         """Receive all stored and future events."""
         self._require_first_connection()
-        consumer = NatsConsumer(self, stream, handler, on_undecodable, after)
-        await consumer.start()
-        return consumer
+        made = NatsReplay(self, stream, handler, on_undecodable, after)
+        await made.start()
+        return made
 
     async def read_stored(self, stream: StreamSpec, pattern: Subject, handler: Handler) -> None:
         """Call the handler with the stored events."""
@@ -403,14 +403,11 @@ class NatsBus(NatsSession):
             self.dispatch.call_back(callback)
 
     async def _recover(self) -> None:
-        """Declare streams and buckets, which a restarted server may lack, then renew consumers and watches."""
+        """Declare streams and buckets, which a restarted server may lack, then synchronise watches and replays."""
         try:
             await self._declare_all()
         except BusError as error:
             log_once(self.dispatch.log.error, self.dispatch.limiter, "not_declared", error=str(error))
-        for subscription in list(self.subscriptions):
-            if isinstance(subscription, NatsConsumer):
-                subscription.pull_again()
         for watch in list(self.watches):
             watch.synchronise_soon()
 

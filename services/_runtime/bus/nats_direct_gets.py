@@ -16,6 +16,7 @@ from services._runtime.bus.nats_session import NatsSession
 _BATCH: Final = 500
 _BATCH_BYTES: Final = 4 << 20
 _TIMEOUT_S: Final = 5.0
+_FLUSH_S: Final = 5
 _API: Final = "$JS.API.DIRECT.GET."
 _NO_MORE: Final = frozenset({b"204", b"404"})
 """Status at the end of a batch, and where nothing is left."""
@@ -47,12 +48,15 @@ class DirectGets:
             start: ``seq``, or ``start_time`` (RFC 3339).
 
         Raises:
-            BusError: not connected.
+            BusError: not connected, or not permitted.
         """
         with as_bus_errors(f"read stream {self._stream}"):
             self._inbox = self._bus.connection.new_inbox()
             self._raw = await self._bus.connection.subscribe_unparsed(self._inbox, self._take)
             await self._ask(start)
+            await self._bus.connection.flush(_FLUSH_S)  # a refusal has come before the answer to it
+        if self._bus.connection.has_refused(_API + self._stream):
+            raise NotPermittedError(f"this user may not read stream {self._stream} in batches")
 
     async def batch(self) -> list[RawMessage]:
         """The next messages; none: there are no more, or `close` was called.
@@ -98,8 +102,6 @@ class DirectGets:
         arrived = -1
         while not self._ended.is_set():
             if arrived == len(self._arrived):
-                if self._bus.connection.has_refused(_API + self._stream):
-                    raise NotPermittedError(f"this user may not read stream {self._stream}")
                 raise BusUnavailableError(f"the server sent nothing for {_TIMEOUT_S:g} s")
             arrived = len(self._arrived)
             try:

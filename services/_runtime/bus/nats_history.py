@@ -1,22 +1,35 @@
-"""Reads stored events of a stream since a point in time, without a consumer: for commands, and for `Bus.read_stored`.
+"""Reads what a stream has stored, without a consumer: for commands, `Bus.read_stored`, replays and watches.
 
 Some streams store a host's events under one subject, whatever their application (`StreamSpec.stored_by_host`): there
 the application is taken from the event, whose sender chose it anyway, and the node from the subject.
 
-A consumer could deliver stored messages to any subject (`schemas.permissions`): observers may create none, and services
-none on what hosts write, unless they may say more than hosts anyway.
+A consumer could deliver stored messages to any subject of its account, in the server's name, and the answer to a direct
+get arrives wherever the asker says (`schemas.permissions`). So there are no consumers, and observers, who share an
+account, are answered in the server's own JSON, which is no message of ours.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Final
 
 from schemas.streams import StreamSpec
 from schemas.subjects import Subject, SubjectError, untoken
-from services._runtime.bus.api import Delivery, Handler
+from services._runtime.bus.api import BusError, Delivery, Handler, NotPermittedError, RawMessage
+from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_direct_gets import DirectGets
 from services._runtime.bus.nats_session import NatsSession
+
+LOOK_S: Final = 0.25
+"""So often a replay or a watch asks for what was stored since."""
+_API: Final = "$JS.API.STREAM.MSG.GET."
+_NO_MESSAGE: Final = 10037
+"""Server error: nothing is stored there."""
+_TIMEOUT_S: Final = 5.0
 
 
 async def read_stored(bus: NatsSession, stream: StreamSpec, pattern: Subject, since_s: float, handler: Handler) -> None:
@@ -31,18 +44,57 @@ async def read_stored(bus: NatsSession, stream: StreamSpec, pattern: Subject, si
     name, mapped = stream.stream_name(bus.root), stream.stored_by_host(bus.root)
     # Mapped subjects, and those of events that were stored before the stream had a mapping.
     stored = f"{mapped[1].rpartition('.')[0]}.>" if mapped else pattern.text
-    gets = DirectGets(bus, name, stored)
+    async for each in _stored(bus, name, stored, datetime.fromtimestamp(since_s, UTC).isoformat()):
+        delivery = bus.dispatch.decode(each.subject, each.data)
+        if delivery is not None and mapped:
+            delivery = _as_published(bus, stream, delivery)
+        if delivery is not None and pattern.matches(Subject(delivery.subject)):
+            handler(delivery)
+
+
+async def _stored(bus: NatsSession, stream: str, subjects: str, since: str) -> AsyncIterator[RawMessage]:
+    gets = DirectGets(bus, stream, subjects)
     try:
-        await gets.open({"start_time": datetime.fromtimestamp(since_s, UTC).isoformat()})
+        await gets.open({"start_time": since})
         while batch := await gets.batch():
             for each in batch:
-                delivery = bus.dispatch.decode(each.subject, each.data)
-                if delivery is not None and mapped:
-                    delivery = _as_published(bus, stream, delivery)
-                if delivery is not None and pattern.matches(Subject(delivery.subject)):
-                    handler(delivery)
+                yield each
+    except NotPermittedError:  # an observer
+        begin: int | str = since
+        while found := await next_stored(bus, stream, begin, subjects):
+            yield found
+            begin = found.sequence + 1
     finally:
         await gets.close()
+
+
+async def next_stored(bus: NatsSession, stream: str, begin: int | str, subjects: str = ">") -> RawMessage | None:
+    """The first message from a sequence or a time (RFC 3339) on, from the stream's leader, which never lags behind.
+
+    Raises:
+        BusError: not connected, not permitted, no such stream, or the server does not answer.
+    """
+    start = {"seq": begin} if isinstance(begin, int) else {"start_time": begin}
+    request = json.dumps({**start, "next_by_subj": subjects}).encode()
+    with as_bus_errors(f"read stream {stream}"):
+        answer = await bus.connection.request(f"{_API}{stream}", request, timeout=_TIMEOUT_S)
+    try:
+        described = json.loads(answer.data)
+        if "error" in described:
+            if described["error"].get("err_code") == _NO_MESSAGE:
+                return None
+            raise BusError(f"read stream {stream}: {described['error'].get('description')}")
+        found = described["message"]
+        headers = base64.b64decode(found.get("hdrs", "")).partition(b"\r\n")[2]
+        return RawMessage(
+            str(found["subject"]),
+            base64.b64decode(found.get("data", "")),
+            bus.connection._parse_header_lines(headers),  # noqa: SLF001 - no public way to it
+            is_history=True,
+            sequence=int(found["seq"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise BusError(f"read stream {stream}: the server's answer cannot be read: {error}") from error
 
 
 def _as_published(bus: NatsSession, stream: StreamSpec, delivery: Delivery) -> Delivery | None:

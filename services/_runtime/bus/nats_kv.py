@@ -1,37 +1,31 @@
-"""KV buckets of `nats`, and a watch that lists periodically."""
+"""KV buckets of `nats`, and watches of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.kv import KeyValue as RawKeyValue
 
 from schemas.message import Message
 from schemas.streams import BucketSpec
 from schemas.subjects import SubjectError, token, untoken
-from services._runtime.bus.api import BusError, Entry, RevisionConflictError
-from services._runtime.bus.nats_connection import RefusedError, as_bus_errors
+from services._runtime.bus.api import BusError, Entry, RawMessage, RevisionConflictError
+from services._runtime.bus.nats_connection import as_bus_errors
+from services._runtime.bus.nats_history import LOOK_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.telemetry.logging import log_once
 
 RELIST_S: Final = 10.0
 _PARALLEL_GETS: Final = 32
-_CONSUMER_IDLE_S: Final = 30.0
-_HEARTBEAT_S: Final = 1.0
-_HEARTBEAT_TIMEOUT_S: Final = 3.0
-"""A consumer without heartbeats for so long is lost, for example with its server in a cluster."""
-_LIST_DELAY_S: Final = 1.0
-"""Debounce: a received write may not be stored yet, and many may come at once."""
-_PLAIN_SUBSCRIPTION: Final = ""
-"""In place of a consumer's name."""
+_STORED_WITHIN_S: Final = 0.01
+"""A write is received before it is stored, and many may come at once."""
 _WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
 """Server errors: the subject's last sequence is not the expected one."""
 _REMOVALS: Final = frozenset({"DEL", "PURGE"})
@@ -117,7 +111,7 @@ class NatsKeyValue:
         return (await self.listing()).entries
 
     async def listing(self) -> Listing:
-        """All live entries, read by direct gets: a consumer could leak."""
+        """All live entries, read one by one."""
         with as_bus_errors(f"list {self.name}"):
             try:
                 info = await self.bus.jetstream.stream_info(self.stream, subjects_filter=">")
@@ -163,10 +157,10 @@ class NatsKeyValue:
 
 
 class NatsWatch:
-    """Lists the bucket at the start and periodically; a push consumer only reduces the latency.
+    """Lists the bucket at the start and periodically, and reads every quarter of a second what was written since.
 
-    The consumer is renewed after each reconnect. Changes that it misses are found by the next listing. The server sends
-    no message for an expired entry, so there are at least three listings per time to live.
+    Without a consumer (`nats_history`). A write that is heard of is read at once. The server sends no message for an
+    expired entry, so there are at least three listings per time to live.
     """
 
     def __init__(self, bucket: NatsKeyValue, on_entry: Callable[[str, Entry | None], None]) -> None:
@@ -175,53 +169,48 @@ class NatsWatch:
         self._created: datetime | None = None
         self._live: dict[str, int] = {}
         self._removed: dict[str, int] = {}
+        self._next = 0
+        """Sequence behind the newest that is known; 0: the bucket has to be listed."""
         self._again = asyncio.Event()
         self._raw: Any = None
-        self._consumer: str | None = None
-        self._list_timer: asyncio.TimerHandle | None = None
-        self._last_message_s = 0.0
-        """When the consumer last sent a message or heartbeat."""
+        self._timer: asyncio.TimerHandle | None = None
         self._period_s = RELIST_S if bucket.spec.ttl_s is None else min(RELIST_S, bucket.spec.ttl_s / 3)
 
     def synchronise_soon(self) -> None:
         """List after a reconnect."""
-        if self._consumer != _PLAIN_SUBSCRIPTION:
-            self._consumer = None
+        self._next = 0
         self._again.set()
 
     async def run(self) -> None:
-        """List periodically and on demand, renew a lost consumer; cancel to stop."""
+        """Read periodically and on demand; cancel to stop."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._period_s
         while True:
-            try:
-                async with asyncio.timeout(min(_HEARTBEAT_S, self._period_s)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, self._period_s)):
                     await self._again.wait()
-            except TimeoutError:
-                if self._consumer and loop.time() - self._last_message_s > _HEARTBEAT_TIMEOUT_S:
-                    self._consumer = None
-                elif loop.time() < due_s:
-                    continue
             self._again.clear()
-            due_s = loop.time() + (self._period_s if await self.synchronise() else _HEARTBEAT_S)
+            if not await self._follow() or loop.time() >= due_s:
+                await self.synchronise()
+                due_s = loop.time() + self._period_s
 
-    async def synchronise(self) -> bool:
-        """Report the differences to the stored entries. False: the bus did not answer; to be retried."""
+    async def synchronise(self) -> None:
+        """Report the differences to the stored entries; where the bus does not answer, `run` tries again."""
         try:
             await self._subscribe()
             listing = await self._bucket.listing()
         except BusError as error:
             bus = self._bucket.bus
             log_once(bus.dispatch.log.warning, bus.dispatch.limiter, "watch_retried", 10.0, error=str(error))
-            return False
+            return
         if self._created is None:
-            self._created = listing.created  # the first listing: the consumer may already have delivered newer entries
+            self._created = listing.created
         elif listing.created != self._created:
             self._created = listing.created
             self._live = dict.fromkeys(self._live, 0)
             self._removed.clear()
         self._compare(listing)
-        return True
+        self._next = listing.last_revision + 1
 
     def _compare(self, listing: Listing) -> None:
         for key, entry in listing.entries.items():
@@ -248,74 +237,46 @@ class NatsWatch:
         self._bucket.bus.dispatch.call_back(lambda: self._on_entry(key, entry))
 
     async def _subscribe(self) -> None:
-        if self._consumer is not None:
-            return
+        """To the writes, where those who write are trusted with it: see `BucketSpec.written_by_hosts`."""
         bucket = self._bucket
-        with as_bus_errors(f"watch {bucket.name}"):
-            if self._raw is not None:  # an old consumer is deleted by the server without a subscriber
-                old, self._raw = self._raw, None
-                await old.unsubscribe()
-            self._last_message_s = asyncio.get_running_loop().time()
-            inbox = bucket.bus.connection.new_inbox()
-            self._raw = await bucket.bus.connection.subscribe(inbox, cb=self._on_message)
-            config = ConsumerConfig(
-                deliver_subject=inbox,
-                deliver_policy=DeliverPolicy.NEW,
-                ack_policy=AckPolicy.NONE,
-                inactive_threshold=_CONSUMER_IDLE_S,
-                idle_heartbeat=_HEARTBEAT_S,
-                mem_storage=True,
-                num_replicas=1,
-            )
-            try:
-                info = await bucket.bus.jetstream.add_consumer(bucket.stream, config)
-            except RefusedError:
-                await self._subscribe_plainly()
-            else:
-                self._consumer = info.name
+        if self._raw is None and not bucket.spec.written_by_hosts:
+            with as_bus_errors(f"watch {bucket.name}"):
+                self._raw = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._look_soon)
 
-    async def _subscribe_plainly(self) -> None:
-        """For observers, who may create no consumer: subscribe to the writes, and list after each."""
-        bucket = self._bucket
-        subscription = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._list_soon)
-        await self._raw.unsubscribe()
-        self._raw, self._consumer = subscription, _PLAIN_SUBSCRIPTION
+    async def _look_soon(self, _message: Msg) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_STORED_WITHIN_S, self._look)
 
-    async def _list_soon(self, _message: Msg) -> None:
-        if self._list_timer is None:
-            self._list_timer = asyncio.get_running_loop().call_later(_LIST_DELAY_S, self._list)
-
-    def _list(self) -> None:
-        self._list_timer = None
+    def _look(self) -> None:
+        self._timer = None
         self._again.set()
 
-    async def _on_message(self, message: Msg) -> None:
+    async def _follow(self) -> bool:
+        """Report what was written behind the newest that is known. False: the bucket has to be listed."""
         bucket = self._bucket
-        self._last_message_s = asyncio.get_running_loop().time()
-        if (message.headers or {}).get("Status"):  # a heartbeat
-            return
         try:
-            key = untoken(message.subject.removeprefix(bucket.prefix))
-            revision = int(message.metadata.sequence.stream)
-        except (SubjectError, nats.errors.Error, ValueError):
-            bucket.bus.dispatch.counts["undecodable_key"] += 1
+            while self._next and (found := await next_stored(bucket.bus, bucket.stream, self._next)) is not None:
+                self._next = found.sequence + 1 if self._next else 0
+                self._take(found)
+        except BusError:
+            self._next = 0
+        return self._next > 0
+
+    def _take(self, stored: RawMessage) -> None:
+        dispatch = self._bucket.bus.dispatch
+        try:
+            key = untoken(stored.subject.removeprefix(self._bucket.prefix))
+        except SubjectError:
+            dispatch.counts["undecodable_key"] += 1
             return
-        if (message.headers or {}).get("KV-Operation") in _REMOVALS:
-            self._report(key, None, revision)
-        else:
-            self._report(key, bucket.bus.dispatch.decode_entry(key, message.data, revision), revision)
+        removed = (stored.headers or {}).get("KV-Operation") in _REMOVALS
+        entry = None if removed else dispatch.decode_entry(key, stored.data, stored.sequence)
+        self._report(key, entry, stored.sequence)
 
     async def close(self) -> None:
-        """Delete the consumer; an unreachable server does so after `_CONSUMER_IDLE_S`."""
-        if self._list_timer is not None:
-            self._list_timer.cancel()
-        if self._raw is None:
-            return
-        bus = self._bucket.bus
-        try:
-            if self._consumer not in {None, _PLAIN_SUBSCRIPTION} and bus.connected:
-                async with asyncio.timeout(1.0):
-                    await bus.jetstream.delete_consumer(self._bucket.stream, self._consumer)
-            await self._raw.unsubscribe()
-        except (nats.errors.Error, TimeoutError):
-            return
+        """Unsubscribe."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._raw is not None:
+            with suppress(nats.errors.Error):
+                await self._raw.unsubscribe()

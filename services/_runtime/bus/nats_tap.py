@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from services._runtime.bus.api import NotPermittedError, Subscription
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_connection import as_bus_errors
-from services._runtime.bus.nats_consumers import NatsSubscription
+from services._runtime.bus.nats_subscriptions import NatsSubscription
 
 _ANSWER_WITHIN_S: Final = 5
 RawHandler = Callable[[str, bytes], None]

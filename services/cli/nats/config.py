@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas.permissions import Grants, Identity, Role, grants
-from services.cli.nats.accounts import Account, account_of, exchange_lines
+from services.cli.nats.accounts import ACCOUNTS, HOSTS, STORE, account_of, exchange_lines
 
 MADE_BY: Final = "# Written by `turnbuckle nats config`. Make it anew instead of editing it.\n"
 USERS_FILE: Final = "users.conf"
@@ -16,9 +16,8 @@ CLUSTER_FILE: Final = "cluster-{server}.conf"
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened at
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _ACCOUNT_COMMENTS: Final = {
-    Account.SERVICES: "Allocator, collector, advisor, operators; streams and buckets are theirs.",
-    Account.HOSTS: "Agents, reconcilers, fast paths. The server's answers to them stay here, where nothing is stored.",
-    Account.OBSERVERS: "Who reads. Answers stay here, too.",
+    STORE: "Streams and buckets. Its user is the administrator.",
+    HOSTS: "Users of all hosts. The server's answers to them stay here, where nothing is stored; so in all below.",
 }
 _LAME_DUCK: Final = "30s"
 _HANDSHAKE_FIRST: Final = (
@@ -69,12 +68,13 @@ class User:
 def users_text(users: Sequence[User], root: str) -> str:
     """``accounts``: one user each, with what `schemas.permissions` grants. It holds public keys only."""
     lines = [MADE_BY + "accounts {"]
-    for account in Account:
-        lines += [f"  # {_ACCOUNT_COMMENTS[account]}", f"  {account} {{"]
-        lines += [*(["    jetstream: enabled"] if account is Account.SERVICES else []), *exchange_lines(account, root)]
+    for account in ACCOUNTS:
+        comment = _ACCOUNT_COMMENTS.get(account)
+        lines += [*([f"  # {comment}"] if comment else []), f"  {account} {{"]
+        lines += [*(["    jetstream: enabled"] if account == STORE else []), *exchange_lines(account, root)]
         lines += ["    users: ["]
         for user in sorted(users, key=lambda each: each.identity.name):
-            if account_of(user.identity.role) is account:
+            if account_of(user.identity.role) == account:
                 lines += _user_lines(user, grants(user.identity, root))
         lines += ["    ]", "  }"]
     return "\n".join([*lines, "}", ""])

@@ -20,7 +20,7 @@ from schemas.oom import OomEvent, OomKind
 from schemas.subjects import CFS, CONTAINER_EVENTS, OOM_EVENTS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
-from services._runtime.bus.nats_consumers import NatsSubscription
+from services._runtime.bus.nats_subscriptions import NatsSubscription
 from tests.bench.escra.profile import ContainerProfile, Profile
 
 Ints: TypeAlias = NDArray[np.int64]

@@ -14,7 +14,7 @@ from schemas.subjects import STEPS
 from schemas.trainings import TrainingChange
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
-from services._runtime.bus.nats_consumers import NatsBuffer
+from services._runtime.bus.nats_subscriptions import NatsBuffer
 from services._runtime.bus.options import BusOptions
 from services.console.hub import Hub
 from services.console.source import BusSource
