@@ -147,7 +147,7 @@ class _BucketUse(NamedTuple):
     """Roles that may write this key alone."""
     readers: tuple[Role, ...] = ()
     watchers: tuple[Role, ...] = ()
-    """Readers that are sent each write, for changes without delay: of buckets that hosts do not write."""
+    """Readers that follow it; unless hosts write it they are sent each write, for changes without delay."""
 
 
 _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
@@ -158,11 +158,11 @@ _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
         watchers=(Role.ALLOCATOR,),
     ),
     LEASES: _BucketUse(writers=(Role.ALLOCATOR,), watchers=(Role.ALLOCATOR,)),
-    NODES: _BucketUse(own_key=(Role.AGENT,), readers=(Role.AGENT, Role.ALLOCATOR)),
+    NODES: _BucketUse(own_key=(Role.AGENT,), readers=(Role.AGENT,), watchers=(Role.ALLOCATOR,)),
     RECONCILERS: _BucketUse(own_key=(Role.RECONCILER,), readers=(Role.RECONCILER,)),
     POD_SELECTORS: _BucketUse(writers=(Role.KUBEOPERATOR,), readers=(Role.AGENT, Role.KUBEOPERATOR)),
     RUNNERS: _BucketUse(
-        writers=(Role.SLURM,), own_key=(Role.RUNNER,), readers=(Role.RUNNER, Role.SCHEDULER, Role.SLURM)
+        writers=(Role.SLURM,), own_key=(Role.RUNNER,), readers=(Role.RUNNER, Role.SLURM), watchers=(Role.SCHEDULER,)
     ),
     JOB_SPECS: _BucketUse(writers=(Role.SCHEDULER,), readers=(Role.SCHEDULER,)),
     TRAININGS: _BucketUse(writers=(Role.TRAINER,), readers=(Role.TRAINER,)),
@@ -321,7 +321,9 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
         if endpoint.service == role.value:
             yield _subject(identity, endpoint.template, root)
             yield from ("$SRV.*", f"$SRV.*.{role.value}", f"$SRV.*.{role.value}.*")
-    yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in BUCKETS if role in _BUCKET_USES[bucket].watchers)
+    for bucket in BUCKETS:
+        if role in _BUCKET_USES[bucket].watchers and not bucket.written_by_hosts:
+            yield f"$KV.{bucket.bucket_name(root)}.>"
     if role is Role.ADMINISTRATOR:
         yield "$JS.EVENT.>"
     if role in PEOPLE:
@@ -337,9 +339,10 @@ def _replies(role: Role) -> Iterator[str]:
     """
     answered = {channel.template for channel in CHANNELS if _receives(role, channel) and channel.reply is not None}
     answered |= {endpoint.template for endpoint in ENDPOINTS if endpoint.service == role.value}
-    if answered and role in NODE_ROLES:  # of what is ordered; and of what hosts ask each other
+    ordered = role in {*NODE_ROLES, Role.SLURM}
+    if answered and ordered:  # orders pass with the inbox that they name
         yield f"{INBOX}.>"
-    if answered and (role not in NODE_ROLES or answered & set(READ_ONLY)):  # of another account's questions
+    if answered and (not ordered or answered & set(READ_ONLY)):
         yield f"{MAPPED_INBOX}.>"
 
 

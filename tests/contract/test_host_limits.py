@@ -221,7 +221,7 @@ async def test_streams_of_an_older_version_are_brought_in_line_by_an_administrat
     await agent.bucket(NODES).put(MINE, node_info(1))
     await agent.flush(60)
     allocator = await server.bus(Role.ALLOCATOR)
-    assert set(allocator.undeclared) == {"TB_OOM", "TB_ROUTE", "KV_tb_nodes"}
+    assert set(allocator.undeclared) == {"KV_tb_nodes"}
 
     administrator = await server.bus(Role.ADMINISTRATOR)
     assert administrator.undeclared == []

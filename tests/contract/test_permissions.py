@@ -24,7 +24,8 @@ from schemas.subjects import (
     LIMIT_UPDATES,
     MEMORY_REQUESTS,
     OOM_EVENTS,
-    REPLICA_STATE,
+    RECONCILER_STATE,
+    ROUTE_EVENTS,
     SLAB_REQUESTS,
     TRAINING_EVENTS,
     token,
@@ -153,14 +154,11 @@ async def test_an_observer_reads_and_watches(server: SecuredNats, operator: Nats
         await bus.close(2)
 
 
-async def test_the_planner_reads_what_hosts_say_of_trainings_without_a_consumer(server: SecuredNats) -> None:
+async def test_the_planner_reads_what_hosts_say_of_trainings(server: SecuredNats) -> None:
     runner, planner = await server.bus(Role.RUNNER, MINE), await server.bus(Role.PLANNER)
     event = TrainingEvent(job="j", node=MINE, training="t", sequence=0, change=TrainingChange.SAVED, time_ns=1)
     heard: list[Delivery] = []
     read: list[Delivery] = []
-
-    async def take(_: Delivery) -> None:
-        raise AssertionError("nothing may be replayed")
 
     await planner.subscribe(TRAINING_EVENTS.pattern("tb"), heard.append)
     await planner.flush(60)
@@ -169,8 +167,6 @@ async def test_the_planner_reads_what_hosts_say_of_trainings_without_a_consumer(
     await runner.flush(60)
     await until(lambda: heard, what="the event")
     await planner.read_stored(TRAINING_STREAM, TRAINING_EVENTS.pattern("tb"), read.append)
-    with pytest.raises(NotPermittedError):
-        await planner.replay(TRAINING_STREAM, take)
 
     assert [(each.subject, each.message) for each in heard + read] == [(subject.text, event)] * 2
     for bus in (runner, planner):
@@ -256,20 +252,20 @@ async def test_a_host_asks_for_no_memory_in_another_s_name(server: SecuredNats) 
 
 
 async def test_a_service_answers_at_inboxes_only(server: SecuredNats) -> None:
-    """Also to those of its own account, whose reply subjects the server does not replace."""
-    allocator, asker = await server.bus(Role.ALLOCATOR), server.user(Role.OPERATOR).identity
-    subject = REPLICA_STATE.subject("tb", replica="r1")
+    """Also where the server does not replace the reply subject: of what passes to hosts as it is."""
+    reconciler, asker = await server.bus(Role.RECONCILER, MINE), server.user(Role.OPERATOR).identity
+    subject = RECONCILER_STATE.subject("tb", node=MINE)
 
     async def answer(delivery: Delivery) -> MemoryReply:
         raise AssertionError(delivery.subject)
 
-    await allocator.serve(subject, answer)
-    await allocator.flush(5)
+    await reconciler.serve(subject, answer)
+    await reconciler.flush(5)
     async with Trial(server, asker) as trial:
-        await trial.client.publish(subject.text, b"", reply="$KV.tb_leases.app/shop")
+        await trial.client.publish(subject.text, b"", reply=ROUTE_EVENTS.subject("tb", node=MINE).text)
         await trial.client.flush()
-    await until(lambda: allocator.counters.get("undecodable_no_reply_subject", 0) == 1, what="the refusal")
-    await allocator.close(2)
+    await until(lambda: reconciler.counters.get("undecodable_no_reply_subject", 0) == 1, what="the refusal")
+    await reconciler.close(2)
 
 
 async def test_an_observer_has_nothing_written_by_others(server: SecuredNats, operator: NatsBus) -> None:
@@ -305,18 +301,22 @@ async def test_observers_and_nobody_else_come_by_websocket(server: SecuredNats) 
     assert "Authorization Violation" in said[Role.OPERATOR]
 
 
-async def test_only_centre_and_administrator_declare(tmp_path: Path) -> None:
-    """On a new server a host's services wait for those who may, and lose nothing."""
+async def test_only_the_administrator_declares(tmp_path: Path) -> None:
+    """On a new server services wait for it, and lose nothing."""
     async with SecuredNats(tmp_path / "secrets") as server:
-        agent = await server.bus(Role.AGENT, MINE)
+        agent, allocator = await server.bus(Role.AGENT, MINE), await server.bus(Role.ALLOCATOR)
         assert agent.undeclared == ["TB_CONTAINER", "TB_OOM", "KV_tb_apps", "KV_tb_nodes", "KV_tb_pod_selectors"]
+        assert allocator.undeclared == ["TB_CONTAINER", "TB_SAVINGS", "KV_tb_apps", "KV_tb_leases", "KV_tb_nodes"]
         agent.publish_event(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(), message_id="1")
+        seen: list[str] = []
         with pytest.raises(BusError):
             await agent.flush(0.3)
 
-        allocator = await server.bus(Role.ALLOCATOR)
-        assert allocator.undeclared == []
-        await agent.flush(10)
+        async with allocator.bucket(NODES).watch(lambda key, _: seen.append(key)):
+            await server.declare()
+            await agent.bucket(NODES).put(MINE, node_info(1))
+            await agent.flush(10)
+            await until(lambda: seen == [MINE], what="the registration")
         operator = await server.bus(Role.OPERATOR)
 
         assert (await operator.jetstream.stream_info("TB_OOM")).state.messages == 1
