@@ -44,8 +44,8 @@ from schemas.subjects import (
 from schemas.trainings import StepBatch, TrainingEvent
 from services._runtime.bus.api import BusError, Delivery, Entry
 from services._runtime.bus.nats import NatsBus
-from services._runtime.bus.nats_subscriptions import NatsBuffer
 from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.nats_subscriptions import NatsBuffer
 from services._runtime.clock import SystemClock
 from services._runtime.command.errors import CommandError
 from services.cli.apps.allocators import allocator_state

@@ -1,6 +1,6 @@
-"""Where the server's own answers go, when a host's user names the reply subject: nowhere that anything is stored.
+"""Where the server's own answers go when a user names the reply subject: nowhere but in the user's own account.
 
-The server checks nobody's right to name a reply subject. Hosts have an account of their own, where an answer may go
+The server checks nobody's right to name a reply subject. Each role has an account of its own, where an answer may go
 anywhere, and is stored nowhere.
 """
 
@@ -9,42 +9,35 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
 
-from schemas.permissions import NODE_ROLES, Role, allowed, grants
-from schemas.streams import BUCKETS, OOM_STREAM, STREAMS
-from schemas.subjects import OOM_EVENTS, token
+from schemas.apps import AppSpec
+from schemas.codec import CodecError, encode
+from schemas.permissions import Identity, Role, allowed, grants
+from schemas.streams import BUCKETS, OBJECT_STORES, OOM_STREAM, STREAMS
+from schemas.subjects import CFS, OOM_EVENTS
+from services._runtime.bus.dispatch import decode_from
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
+from services.cli.nats.accounts import ACCOUNTS, HOSTS, STORE, account_of
 from services.cli.nats.config import USERS_FILE, users_text
 from tests.support.deadline import until
 from tests.support.oom_events import oom_event
-from tests.support.permission_trials import MINE, OTHERS, Trial, every_subject
+from tests.support.permission_trials import MINE, OTHERS, Trial, every_subject, identities
 from tests.support.secured_nats import SecuredNats
 
 OWN_FACT = OOM_EVENTS.subject("tb", app="shop", node=MINE).text
-STORED = ("tb.evt.", "$KV.", "$O.")
-NOT_ANSWERED = ("tb.obs.", "tb.cmd.")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNats]:
-    made = SecuredNats(tmp_path_factory.mktemp("secrets"))
-    asyncio.run(made.start())
-    yield made
-    asyncio.run(made.stop())
-
-
-@pytest.fixture
-async def administrator(server: SecuredNats) -> AsyncIterator[NatsBus]:
-    bus = await server.bus(Role.ADMINISTRATOR)
-    assert bus.undeclared == []
-    yield bus
-    await bus.close(2)
+READING = ("$JS.API.INFO", "$JS.API.STREAM.INFO.", "$JS.API.STREAM.MSG.GET.")
+NOT_ANSWERED = ("tb.obs.", "tb.cmd.", "$SRV.")
 
 
 async def stored(administrator: NatsBus) -> dict[str, int]:
@@ -93,54 +86,154 @@ async def test_acknowledgements_push_nobody_elses_facts_out(tmp_path: Path) -> N
     assert times == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("role", NODE_ROLES)
-async def test_an_answer_to_a_host_is_stored_nowhere(server: SecuredNats, administrator: NatsBus, role: Role) -> None:
-    """Whatever the user may ask or publish, and whichever stored subject it names to be answered at."""
-    user = server.user(role, MINE).identity
+class _Overheard(SecuredNats):
+    """With one more user in each account, who may publish and subscribe everything there."""
+
+    def _configuration(self) -> str:
+        text = super()._configuration()
+        path = self.log_path.parent / USERS_FILE
+        spied = re.sub(
+            r"^  (\w+) \{$(.*?)^    users: \[$",
+            rf"  \1 {{\2    users: [ {{ user: \1, password: {_PASSWORD} }}",
+            path.read_text(),
+            flags=re.MULTILINE | re.DOTALL,
+        )
+        path.write_text(spied)
+        return text
+
+    async def spy(self, account: str) -> Client:
+        """A connection that may do anything in an account."""
+        return await nats.connect(self.url, user=account, password=_PASSWORD)
+
+
+_PASSWORD = "overheard"
+
+
+@pytest.fixture(scope="module")
+def overheard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Overheard]:
+    made = _Overheard(tmp_path_factory.mktemp("overheard"))
+    asyncio.run(made.start())
+    asyncio.run(_store_something(made))
+    yield made
+    asyncio.run(made.stop())
+
+
+NAMES = [
+    *(each.stream_name("tb") for each in STREAMS),
+    *(f"KV_{each.bucket_name('tb')}" for each in BUCKETS),
+    *(f"OBJ_{each.bucket_name('tb')}" for each in OBJECT_STORES),
+]
+TARGETS = sorted(
+    {
+        *(each for each in every_subject() if not each.startswith(("$JS.ACK.", "$SRV.", "$SYS."))),
+        *(f"$JS.API.STREAM.{verb}.{name}" for verb in ("DELETE", "PURGE", "UPDATE", "CREATE") for name in NAMES),
+        *(f"$JS.API.CONSUMER.CREATE.{name}{more}" for name in NAMES for more in ("", ".c")),
+        "$JS.API.STREAM.CREATE.NEW",
+    }
+)
+"""Subjects that do something, or are stored, or received."""
+
+
+async def _store_something(server: _Overheard) -> None:
+    """In each stream: an application's specification, and nothing at all."""
+    await server.declare()
+    store = await server.spy(STORE)
+    jetstream = store.jetstream()
+    for name in NAMES:
+        pattern = (await jetstream.stream_info(name)).config.subjects[0]
+        for data in (encode(AppSpec(name="x.1", cpu_limit=1, memory_limit=1 << 30)), b""):
+            subject = pattern.replace("*", "gpu-02").replace(">", "x")
+            await jetstream.publish(subject if data or "*" not in pattern else pattern.replace("*", "gpu-03"), data)
+    await store.close()
+
+
+def _payloads(api: str) -> list[bytes]:
+    """What makes the server answer with stored bytes, with an empty message, and with an error."""
+    if ".DIRECT.GET." in api:
+        return [b'{"seq":1}', b'{"seq":2}', b'{"last_by_subj":"nothing"}', b'{"batch":2,"seq":1}']
+    return [b'{"seq":1}', b'{"seq":9999}'] if ".MSG.GET." in api else [b"", b"x"]
+
+
+def _reply_subjects(user: Identity) -> list[str]:
+    """Those that the user may not publish to."""
+    return [each for each in TARGETS if not allowed(grants(user, "tb").publish, each)]
+
+
+@pytest.mark.parametrize(("role", "node"), [each for each in identities() if each[0] is not Role.ADMINISTRATOR])
+async def test_no_answer_leaves_the_account_of_who_asked(overheard: _Overheard, role: Role, node: str | None) -> None:
+    """Each request that a user may make, with each subject that it may not publish to named as the reply subject."""
+    user = overheard.user(role, node).identity
     own = [each for each in every_subject() if allowed(grants(user, "tb").publish, each)]
-    targets = [each for each in every_subject() if each.startswith(STORED) and each not in own]
-    assert any(each.startswith("$JS.API.") for each in own)
-    assert len(targets) > 15
-    before = await stored(administrator)
-    async with Trial(server, user) as trial:
+    before, accounts = await _configurations(overheard), [each for each in ACCOUNTS if each != account_of(role)]
+    targets = _reply_subjects(user)
+    spies = [await overheard.spy(each) for each in accounts]
+    received: dict[str, set[str]] = {account: set() for account in accounts}
+    for account, spy in zip(accounts, spies, strict=True):
+        for target in targets:
+            await spy.subscribe(target, cb=_noting(received[account]))
+        await spy.flush()
+        await spy.flush()
+    async with Trial(overheard, user) as trial:
         for subject in own:
-            for target in targets:
-                await trial.client.publish(subject, b"x", reply=target)
-        for subject in own:
-            if not subject.startswith(NOT_ANSWERED):
-                await trial.client.request(subject, b"x", timeout=10)  # so the others were answered before
+            for payload in _payloads(subject):
+                for target in targets:
+                    await trial.client.publish(subject, payload, reply=target)
+                if not subject.startswith(NOT_ANSWERED):
+                    await trial.client.request(subject, payload, timeout=60)  # so the others were answered before
         assert trial.refused["publish"] == set()
-    written = await write_last(server, role.value)
-    new = {key: count - before.get(key, 0) for key, count in (await stored(administrator)).items()}
+    for spy in spies:
+        await spy.flush()
+        await spy.close()
 
-    assert {key for key, count in new.items() if count and not key.endswith("gpu-01/example")} == written
-    assert {new[key] for key in written} == {1}
+    # nats-server 2.15.1: an answer follows an import of JetStream's interface. All that is imported of it is what the
+    # user may ask itself, or, of hosts, what only reads; and then it is answered nowhere.
+    read_only = {each for each in received[STORE] if each.startswith(READING)}
+    assert received == {account: read_only if account == STORE else set() for account in accounts}
+    assert read_only <= {"$JS.API.INFO"} or account_of(role) == HOSTS
+    assert await _configurations(overheard) == before
 
 
-async def write_last(server: SecuredNats, name: str) -> set[str]:
-    """Something to everything that is stored, behind what is on its way there; where it is stored."""
-    written: set[str] = set()
-    for role, node in (
-        (Role.AGENT, OTHERS),
-        (Role.RECONCILER, OTHERS),
-        (Role.COLLECTOR, None),
-        (Role.ADVISOR, None),
-        (Role.ADMINISTRATOR, None),
-    ):
-        user = server.user(role, node).identity
-        async with Trial(server, user) as trial:
-            for subject in every_subject():
-                if not subject.startswith("tb.evt.") or not allowed(grants(user, "tb").publish, subject):
-                    continue
-                answer = await trial.client.request(subject, b"x", timeout=10)
-                assert "error" not in json.loads(answer.data), answer.data
-                written.add(subject.replace(f".{token('x.1')}.", ".") if node else subject)
-            if role is Role.ADMINISTRATOR:
-                buckets = [f"$KV.{each.bucket_name('tb')}" for each in BUCKETS]
-                for subject in (*(f"{bucket}.{name}" for bucket in buckets), f"$O.tb_models.M.{name}"):
-                    await trial.client.request(subject, b"x", timeout=10)
-                    written.add(subject)
-    return written
+def _noting(subjects: set[str]) -> Callable[[Msg], Awaitable[None]]:
+    async def note(message: Msg) -> None:
+        subjects.add(message.subject)
+
+    return note
+
+
+async def _configurations(server: _Overheard) -> dict[str, tuple[StreamConfig, object]]:
+    """Of what there is, and when it was made."""
+    store = await server.spy(STORE)
+    found = {each.config.name or "": (each.config, each.created) for each in await store.jetstream().streams_info()}
+    await store.close()
+    assert set(found) == set(NAMES)
+    return found
+
+
+@pytest.mark.parametrize(("role", "node"), [(Role.OBSERVER, None), (Role.AGENT, MINE), (Role.RUNNER, MINE)])
+async def test_an_answer_in_a_shared_account_is_no_message(overheard: _Overheard, role: Role, node: str | None) -> None:
+    """What other observers, or other hosts, receive there they do not take for one."""
+    user = overheard.user(role, node).identity
+    own = [each for each in every_subject() if allowed(grants(user, "tb").publish, each)]
+    received: list[tuple[str, bytes]] = []
+    spy = await overheard.spy(account_of(role))
+    target = CFS.subject("tb", app="x.1", node=OTHERS).text
+
+    async def take(message: Msg) -> None:
+        received.append((message.subject, message.data))
+
+    await spy.subscribe(target, cb=take)
+    await spy.flush()
+    async with Trial(overheard, user) as trial:
+        asked = [(each, payload) for each in own if each.startswith("$JS.API.") for payload in _payloads(each)]
+        for subject, payload in asked:
+            await trial.client.publish(subject, payload, reply=target)
+        await until(lambda: len(received) == len(asked), what="the server's answers")
+    await spy.close()
+
+    assert len(asked) > 4
+    for subject, data in received:
+        with pytest.raises(CodecError):
+            decode_from(subject, data)
 
 
 class _OneAccount(SecuredNats):

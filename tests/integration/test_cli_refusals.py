@@ -63,7 +63,9 @@ async def test_before_buckets_are_made_it_says_who_makes_them(tmp_path: Path) ->
         code, output = await run(new.environment(Role.OPERATOR), "apply", str(tmp_path / "app.yaml"))
 
     assert code != 0
-    assert "the server has no bucket tb_apps yet: start an allocator, or, as administrator, turnbuckle nats" in output
+    assert (
+        "the server has no stream KV_tb_apps yet: start an allocator, or, as administrator, turnbuckle nats" in output
+    )
     assert "err_code" not in output
 
 

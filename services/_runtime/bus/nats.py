@@ -36,13 +36,6 @@ from services._runtime.bus.nats_connection import (
     as_bus_errors,
     open_connection,
 )
-from services._runtime.bus.nats_subscriptions import (
-    NatsBuffer,
-    NatsMicroService,
-    NatsServer,
-    NatsSubscription,
-    subscribe,
-)
 from services._runtime.bus.nats_failures import describe
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.nats_kv import NatsKeyValue
@@ -50,6 +43,13 @@ from services._runtime.bus.nats_objects import NatsObjects
 from services._runtime.bus.nats_replay import NatsReplay
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import declare
+from services._runtime.bus.nats_subscriptions import (
+    NatsBuffer,
+    NatsMicroService,
+    NatsServer,
+    NatsSubscription,
+    subscribe,
+)
 from services._runtime.bus.options import BusOptions
 from services._runtime.bus.outbox import DurableEvent, MessageIds, Outbox
 from services._runtime.telemetry.logging import log_once

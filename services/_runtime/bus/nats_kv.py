@@ -20,6 +20,7 @@ from services._runtime.bus.api import BusError, Entry, RawMessage, RevisionConfl
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_history import LOOK_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
+from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.telemetry.logging import log_once
 
 RELIST_S: Final = 10.0
@@ -116,8 +117,7 @@ class NatsKeyValue:
             try:
                 info = await self.bus.jetstream.stream_info(self.stream, subjects_filter=">")
             except nats.js.errors.NotFoundError as error:
-                remedy = "start an allocator, or, as administrator, turnbuckle nats declare"
-                raise BusError(f"the server has no bucket {self.name} yet: {remedy}") from error
+                raise MissingStreamError(self.stream) from error
         keys = [subject.removeprefix(self.prefix) for subject in info.state.subjects or {}]
         found: dict[str, Entry] = {}
         for start in range(0, len(keys), _PARALLEL_GETS):

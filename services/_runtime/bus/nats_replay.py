@@ -15,12 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import nats.js.errors
+
 from schemas.streams import StreamSpec
 from services._runtime.bus.api import BusError, EventHandler, RawMessage
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_direct_gets import DirectGets
 from services._runtime.bus.nats_history import LOOK_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
+from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.telemetry.logging import log_once
 
 _LONGEST_AGAIN_S: Final = 30.0
@@ -64,8 +67,8 @@ class NatsReplay:
         self._failed: list[_Failed] = []
         self._broke = False
         """The connection, since the stream was last read."""
-        self._end = self._first
-        """Sequence behind the history: behind what was stored at the start."""
+        self._end = 0
+        """Sequence behind the history: behind what was stored at the start. 0: there is no such stream yet."""
         self._wake = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._gets: DirectGets | None = None
@@ -73,10 +76,11 @@ class NatsReplay:
         self._stopping = False
 
     async def start(self) -> None:
-        """Begin to read."""
-        with as_bus_errors(f"replay {self._stream}"):
-            state = (await self._bus.jetstream.stream_info(self._stream)).state
-        self._end = max(self._first, state.last_seq + 1)
+        """Begin to read; a stream that is not there yet is waited for."""
+        try:
+            await self._find()
+        except MissingStreamError as error:
+            self._log_retry(error)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"replay {self._stream}")
         self._bus.subscriptions.add(self)
         self._bus.watches.add(self)
@@ -95,10 +99,7 @@ class NatsReplay:
             try:
                 await self._read()
             except BusError as error:
-                dispatch = self._bus.dispatch
-                log_once(
-                    dispatch.log.info, dispatch.limiter, "replay_retried", stream=self._stream, error=str(error)
-                )
+                self._log_retry(error)
             else:
                 await self._retry()
                 if not self._failed and not self._broke:
@@ -109,8 +110,23 @@ class NatsReplay:
                     async with asyncio.timeout(LOOK_S):
                         await self._wake.wait()
 
+    def _log_retry(self, error: BusError) -> None:
+        dispatch = self._bus.dispatch
+        log_once(dispatch.log.warning, dispatch.limiter, f"replay_retried_{self._stream}", 10.0, error=str(error))
+
+    async def _find(self) -> None:
+        """Learn where the history ends."""
+        with as_bus_errors(f"replay {self._stream}"):
+            try:
+                state = (await self._bus.jetstream.stream_info(self._stream)).state
+            except nats.js.errors.NotFoundError as error:
+                raise MissingStreamError(self._stream) from error
+        self._end = max(self._first, state.last_seq + 1)
+
     async def _read(self) -> None:
         """Handle what the stream holds from the next sequence on, until nothing is left or the connection breaks."""
+        if self._end == 0:
+            await self._find()
         if self._broke:
             self._broke = False
             await self._compare()

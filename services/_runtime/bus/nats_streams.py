@@ -1,7 +1,7 @@
 """Declares streams, KV buckets and object stores of `nats`, idempotently.
 
-Reads the existing configuration first, because most users may read but not create (docs/security.md): a permitted user
-then has to create them, and durable events stay in the outbox until then.
+Reads the existing configuration first: where users have keys, only the administrator's may create or change
+(docs/security.md). Until it has, durable events stay in the outbox.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig, SubjectTransform
 
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
+from services._runtime.bus.api import BusError
 from services._runtime.bus.dispatch import Dispatch
 from services._runtime.bus.nats_connection import RefusedError, as_bus_errors
 from services._runtime.bus.options import BusOptions
@@ -23,6 +24,14 @@ from services._runtime.telemetry.logging import log_once
 _CONFIGURATION_DIFFERS: Final = 10058
 """Server error: a stream of this name exists with another configuration."""
 _LOG_EVERY_S: Final = 60.0
+
+
+class MissingStreamError(BusError):
+    """The server has no such stream yet, a bucket's or a store's included."""
+
+    def __init__(self, stream: str) -> None:
+        remedy = "start an allocator, or, as administrator, turnbuckle nats declare"
+        super().__init__(f"the server has no stream {stream} yet: {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _overlap(one: str, other: str) -> bool:
     for here, there in zip_longest(one.split("."), other.split("."), fillvalue=""):
         if ">" in {here, there}:
             return bool(here and there)
-        if here != there and "*" not in {here, there} or "" in {here, there}:
+        if (here != there and "*" not in {here, there}) or "" in {here, there}:
             return False
     return True
 

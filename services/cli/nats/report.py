@@ -65,6 +65,7 @@ class Report:
         for line in self._warnings(keys):
             print_note(line)
         console.print(f"server:  nats-server --config {self.files[0]}")
+        console.print(f"streams: once it runs, with {keys.path('administrator')}: turnbuckle nats declare")
         trust = f" TURNBUCKLE_NATS_TLS_CA_FILE={self.out / 'tls' / CA_FILE}" if self.plan.tls else ""
         seed = f" TURNBUCKLE_NATS_NKEY_SEED_FILE={keys.path('operator')}"
         console.print(f"clients: export NATS_URL={self.urls}{trust}{seed}")

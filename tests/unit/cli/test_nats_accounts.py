@@ -1,7 +1,8 @@
-"""What passes between the accounts of a NATS server: what each side says and hears, and nothing else."""
+"""What passes between the accounts of a NATS server: what one side publishes and the other receives, and nothing else."""
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -9,16 +10,24 @@ import pytest
 from schemas.codec import CodecError, decode_as, encode
 from schemas.oom import MemoryReply
 from schemas.permissions import NODE_ROLES, Identity, Role, allowed, grants
-from schemas.registry import CHANNELS, Delivery
+from schemas.registry import CHANNELS, ENDPOINTS, Delivery
 from schemas.remote_memory import SlabReply
 from schemas.streams import BUCKETS, STREAMS
-from schemas.subjects import SLAB_REQUESTS, SubjectTemplate
-from services.cli.nats.accounts import Account, Exchange, account_of, exchanges
+from schemas.subjects import SLAB_REQUESTS, SubjectTemplate, token
+from services.cli.nats.accounts import ACCOUNTS, HOSTS, STORE, Exchange, account_of, exchanges
 from services.cli.nats.config import User, users_text
 
 NODES = ("gpu-01.example", "gpu-02")
-HOSTS = tuple(Identity(role, node) for role in NODE_ROLES for node in NODES)
+USERS = (
+    *(Identity(role, node) for role in NODE_ROLES for node in NODES),
+    *(Identity(role) for role in Role if role not in NODE_ROLES),
+)
+GRANTS = {user: grants(user, "tb") for user in USERS}
+PASSING = exchanges("tb")
+PAIRS = [pair for pair in itertools.permutations(ACCOUNTS, 2) if STORE not in pair]
 STORED = [template for stream in STREAMS for template in stream.templates]
+QUESTIONS = [channel.template for channel in CHANNELS if channel.delivery is Delivery.REQUEST]
+QUESTIONS += [endpoint.template for endpoint in ENDPOINTS]
 
 
 def concrete(template: SubjectTemplate, node: str = NODES[0]) -> str:
@@ -26,92 +35,88 @@ def concrete(template: SubjectTemplate, node: str = NODES[0]) -> str:
     return template.subject("tb", **{name: node if name in {"daemon", "node"} else "x1" for name in names}).text
 
 
-def passing(subject: str, exporter: Account, importer: Account) -> list[Exchange]:
-    between = [each for each in exchanges("tb") if (each.exporter, each.importer) == (exporter, importer)]
+def of(account: str) -> list[Identity]:
+    return [user for user in USERS if account_of(user.role) == account]
+
+
+def passing(subject: str, exporter: str, importer: str) -> list[Exchange]:
+    between = [each for each in PASSING if (each.exporter, each.importer) == (exporter, importer)]
     return [each for each in between if allowed([each.subject], subject)]
 
 
-def may_publish(subject: str, *users: Identity) -> bool:
-    return any(allowed(grants(user, "tb").publish, subject) for user in users)
+def ways(subject: str, publisher: str, receiver: str) -> list[Exchange]:
+    """Of a service the answering account exports, of a stream the publishing one."""
+    streams = [each for each in passing(subject, publisher, receiver) if each.kind == "stream"]
+    return streams + [each for each in passing(subject, receiver, publisher) if each.kind == "service"]
 
 
-def may_hear(subject: str, *users: Identity) -> bool:
-    return any(allowed(grants(user, "tb").subscribe, subject) for user in users)
+def may_publish(subject: str, account: str) -> bool:
+    return any(allowed(GRANTS[user].publish, subject) for user in of(account))
 
 
-FROM_HOST_TO_HOST = {
-    concrete(channel.template, node)
-    for channel in CHANNELS
-    for node in NODES
-    if channel.delivery is Delivery.REQUEST and set(channel.senders) & set(channel.receivers) & set(NODE_ROLES)
-}
-SUBJECTS = sorted({concrete(channel.template, node) for channel in CHANNELS for node in NODES})
+def may_receive(subject: str, account: str) -> bool:
+    return any(allowed(GRANTS[user].subscribe, subject) for user in of(account))
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_what_hosts_say_arrives_once_and_nothing_else_does(subject: str) -> None:
-    """Of a service the answering account exports, of a stream the speaking one."""
-    services = passing(subject, Account.SERVICES, Account.HOSTS)
-    ways = [each for each in services if each.kind == "service"]
-    ways += [each for each in passing(subject, Account.HOSTS, Account.SERVICES) if each.kind == "stream"]
+MESSAGES = {concrete(channel.template, node) for channel in CHANNELS for node in NODES}
+MESSAGES |= {concrete(endpoint.template) for endpoint in ENDPOINTS}
+WRITES = {f"$KV.{bucket.bucket_name('tb')}.{token(NODES[0])}" for bucket in BUCKETS}
 
-    assert len(ways) == (may_publish(subject, *HOSTS) and subject not in FROM_HOST_TO_HOST)
+
+@pytest.mark.parametrize("subject", sorted(MESSAGES | WRITES))
+def test_what_one_account_publishes_and_another_receives_passes_once_and_nothing_else_does(subject: str) -> None:
+    """Twice would be two events of one; what passes besides, somebody else's word."""
+    for publisher, receiver in PAIRS:
+        wanted = may_publish(subject, publisher) and may_receive(subject, receiver)
+        assert len(ways(subject, publisher, receiver)) == wanted, (publisher, receiver)
 
 
 def test_what_hosts_ask_each_other_stays_among_them() -> None:
-    assert {concrete(SLAB_REQUESTS, node) for node in NODES} == FROM_HOST_TO_HOST
-    for subject in FROM_HOST_TO_HOST:
-        assert may_publish(subject, *HOSTS)
-        assert may_hear(subject, *HOSTS)
-        for account in (Account.SERVICES, Account.OBSERVERS):
-            assert passing(subject, Account.HOSTS, account) == passing(subject, account, Account.HOSTS) == []
+    for subject in (concrete(SLAB_REQUESTS, node) for node in NODES):
+        assert may_publish(subject, HOSTS)
+        assert may_receive(subject, HOSTS)
+        assert [each for each in PASSING if allowed([each.subject], subject)] == []
+
+
+def test_nothing_reaches_the_account_that_stores_with_its_reply_subject() -> None:
+    """A stream import passes reply subjects on: the acknowledgement would be written in the account that stores."""
+    assert [each for each in PASSING if each.importer == STORE] == []
+    assert {each.kind for each in PASSING if each.exporter == STORE} == {"service"}
+    assert [user.role for user in of(STORE)] == [Role.ADMINISTRATOR]
 
 
 @pytest.mark.parametrize("template", STORED, ids=lambda each: each.text)
-def test_what_is_stored_is_a_service(template: SubjectTemplate) -> None:
-    """A stream import passes reply subjects on: the acknowledgement would be written in the account that stores."""
-    arriving = passing(concrete(template), Account.HOSTS, Account.SERVICES)
-
-    assert [each.subject for each in arriving if each.kind == "stream"] == []
-
-
-def test_no_key_of_a_bucket_is_a_stream() -> None:
-    for bucket in BUCKETS:
-        for exporter in (Account.HOSTS, Account.OBSERVERS):
-            assert passing(f"$KV.{bucket.bucket_name('tb')}.x", exporter, Account.SERVICES) == []
+def test_an_event_is_stored_from_whatever_account_it_comes(template: SubjectTemplate) -> None:
+    subject = concrete(template)
+    for account in ACCOUNTS:
+        kept = [each.kind for each in passing(subject, STORE, account)]
+        assert kept == ["service"] * (may_publish(subject, account) and account != STORE)
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_hosts_are_sent_what_they_hear_of_others(subject: str) -> None:
-    sent = [each for each in passing(subject, Account.SERVICES, Account.HOSTS) if each.kind == "stream"]
-
-    assert len(sent) == (may_hear(subject, *HOSTS) and not may_publish(subject, *HOSTS))
-
-
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_observers_hear_from_whose_users_say_it(subject: str) -> None:
-    users = [*HOSTS, *(Identity(role) for role in Role if account_of(role) is Account.SERVICES)]
-    speakers = {account_of(user.role) for user in users if may_publish(subject, user)}
-    sources = [
-        each.exporter
-        for account in (Account.SERVICES, Account.HOSTS)
-        for each in passing(subject, account, Account.OBSERVERS)
-        if each.kind == "stream"
-    ]
-
-    assert sorted(sources) == sorted(speakers if may_hear(subject, Identity(Role.OBSERVER)) else ())
+def test_of_the_server_an_account_is_given_what_its_users_may_ask() -> None:
+    """The server's answer to one request follows an import of its interface to another: of hosts' imports all only read."""
+    for each in PASSING:
+        if each.subject.startswith("$JS.") and each.subject != "$JS.API.INFO":
+            assert any(each.subject in GRANTS[user].publish for user in of(each.importer)), each
+    reading = tuple(
+        f"$JS.API.{name}" for name in ("INFO", *(f"STREAM.{verb}" for verb in ("INFO", "MSG.GET", "NAMES", "LIST")))
+    )
+    assert all(
+        each.subject.startswith(reading)
+        for each in PASSING
+        if each.subject.startswith("$JS.") and each.importer in {HOSTS, account_of(Role.OBSERVER)}
+    )
 
 
-def test_an_observers_question_goes_to_the_account_that_answers() -> None:
-    for channel in CHANNELS:
-        subject = concrete(channel.template)
-        if channel.delivery is Delivery.REQUEST and may_publish(subject, Identity(Role.OBSERVER)):
-            found = [
-                each.exporter
-                for account in (Account.SERVICES, Account.HOSTS)
-                for each in passing(subject, account, Account.OBSERVERS)
-            ]
-            assert found == [Account.HOSTS if may_hear(subject, *HOSTS) else Account.SERVICES], subject
+@pytest.mark.parametrize("template", QUESTIONS, ids=lambda each: each.text)
+def test_whoever_asks_a_central_service_names_no_subject_of_its_account(template: SubjectTemplate) -> None:
+    subject = concrete(template)
+    for asking, answering in PAIRS:
+        kinds = {each.kind for each in ways(subject, asking, answering)}
+        ordered = answering in {HOSTS, account_of(Role.SLURM)} and asking != account_of(Role.OBSERVER)
+        assert kinds <= {"stream" if ordered else "service"}
+        if kinds == {"stream"}:
+            assert [each.kind for each in passing("_INBOX.x.y", answering, asking)] == ["stream"]
 
 
 def test_what_services_answer_to_hosts_is_no_message_that_hosts_hear() -> None:
@@ -120,8 +125,8 @@ def test_what_services_answer_to_hosts_is_no_message_that_hosts_hear() -> None:
         MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, denial=""),
         SlabReply(address="10.0.0.2:1", export="5f" * 32),
     )
-    heard = [channel for channel in CHANNELS if may_hear(concrete(channel.template), *HOSTS)]
-    asked = [channel for channel in CHANNELS if channel.reply and may_publish(concrete(channel.template), *HOSTS)]
+    heard = [channel for channel in CHANNELS if may_receive(concrete(channel.template), HOSTS)]
+    asked = [channel for channel in CHANNELS if channel.reply and may_publish(concrete(channel.template), HOSTS)]
 
     assert [channel.reply for channel in asked] == [*map(type, answers)], "another one has to be looked at here"
     assert len(heard) > 4
@@ -131,14 +136,24 @@ def test_what_services_answer_to_hosts_is_no_message_that_hosts_hear() -> None:
                 decode_as(encode(answer), channel.message)
 
 
+def test_what_services_answer_to_observers_is_no_message_that_observers_hear() -> None:
+    observers = account_of(Role.OBSERVER)
+    replies = {channel.reply for channel in CHANNELS if may_publish(concrete(channel.template), observers)}
+    replies |= {each.reply for each in ENDPOINTS if may_publish(concrete(each.template), observers)}
+    heard = {channel.message for channel in CHANNELS if may_receive(concrete(channel.template), observers)}
+
+    assert len(replies) > 4
+    assert len(heard) > 4
+    assert replies & heard == set()
+
+
 def test_each_user_stands_in_its_account_and_one_account_stores() -> None:
-    users = [User(Identity(role), f"U{role.name}") for role in Role if role not in NODE_ROLES]
-    users += [User(identity, f"U{identity.role.name}{identity.node}") for identity in HOSTS]
+    users = [User(identity, f"U{identity.name}") for identity in USERS]
     parts = re.split(r"^  (\w+) \{$", users_text(users, "tb"), flags=re.MULTILINE)[1:]
     text = dict(zip(parts[::2], parts[1::2], strict=True))
 
-    assert list(text) == list(Account)
-    assert [name for name, body in text.items() if "jetstream: enabled" in body] == [Account.SERVICES]
+    assert tuple(text) == ACCOUNTS
+    assert [name for name, body in text.items() if "jetstream: enabled" in body] == [STORE]
     for user in users:
         assert [name for name, body in text.items() if f"nkey: {user.public_key}," in body] == [
             account_of(user.identity.role)
