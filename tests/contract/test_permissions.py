@@ -8,9 +8,12 @@ import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.client import Client
 from typer.testing import CliRunner
 
 from schemas.apps import AppSpec
@@ -299,6 +302,34 @@ async def test_observers_and_nobody_else_come_by_websocket(server: SecuredNats) 
 
     assert said[Role.OBSERVER].startswith("PONG")
     assert "Authorization Violation" in said[Role.OPERATOR]
+
+
+async def test_one_host_s_connections_leave_room_for_the_centre_s(tmp_path: Path) -> None:
+    """The server bounds them by account, and what one connection may subscribe to."""
+    async with SecuredNats(tmp_path / "secrets") as server, AsyncExitStack() as stack:
+        inbox = server.user(Role.AGENT, MINE).identity.inbox
+
+        async def connect() -> Client:
+            seed = server.seed_file(Role.AGENT, MINE)
+            client = await nats.connect(server.url, nkeys_seed=seed, allow_reconnect=False, connect_timeout=60)
+            stack.push_async_callback(client.close)
+            return client
+
+        async def connect_often() -> None:
+            for _ in range(600):
+                await connect()
+
+        client = await connect()
+        for number in range(1_001):
+            await client.subscribe(f"_INBOX.{inbox}.{number}")
+        await until(lambda: not client.is_connected, what="the end of a connection with too many subscriptions")
+        with pytest.raises(nats.errors.Error, match="maximum account active connections exceeded"):
+            await connect_often()
+        allocator = await server.bus(Role.ALLOCATOR)
+
+        assert "maximum subscriptions exceeded" in server.log_path.read_text()
+        assert allocator.connected
+        await allocator.close(2)
 
 
 async def test_only_the_administrator_declares(tmp_path: Path) -> None:

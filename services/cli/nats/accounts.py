@@ -73,7 +73,7 @@ def exchanges(root: str) -> tuple[Exchange, ...]:
     subjects = {
         account: _subjects_of([role for role in Role if account_of(role) == account], root) for account in ACCOUNTS
     }
-    passing = []
+    passing: list[Exchange] = []
     for account in ACCOUNTS[1:]:
         published, _ = subjects[account]
         passing += _to_store(account, published, root)

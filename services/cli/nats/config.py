@@ -19,6 +19,12 @@ _ACCOUNT_COMMENTS: Final = {
     STORE: "Streams and buckets. Its user is the administrator.",
     HOSTS: "Users of all hosts. The server's answers to them stay here, where nothing is stored; so in all below.",
 }
+_CONNECTIONS: Final = 500
+"""Of an account: replicas, commands, browsers; and `_CONNECTIONS_PER_USER`, for hosts."""
+_CONNECTIONS_PER_USER: Final = 4
+_OUTSIDE: Final = (HOSTS, account_of(Role.OBSERVER))
+_SUBSCRIPTIONS: Final = 1_000
+"""Of a connection from `_OUTSIDE`."""
 _LAME_DUCK: Final = "30s"
 _HANDSHAKE_FIRST: Final = (
     "  # Clients that start with TLS receive nothing in clear text; others get the server's INFO after 50 ms.",
@@ -71,13 +77,22 @@ def users_text(users: Sequence[User], root: str) -> str:
     for account in ACCOUNTS:
         comment = _ACCOUNT_COMMENTS.get(account)
         lines += [*([f"  # {comment}"] if comment else []), f"  {account} {{"]
-        lines += [*(["    jetstream: enabled"] if account == STORE else []), *exchange_lines(account, root)]
+        here = [user for user in users if account_of(user.identity.role) == account]
+        lines += [*(["    jetstream: enabled"] if account == STORE else []), *_limit_lines(account, len(here))]
+        lines += exchange_lines(account, root)
         lines += ["    users: ["]
-        for user in sorted(users, key=lambda each: each.identity.name):
-            if account_of(user.identity.role) == account:
-                lines += _user_lines(user, grants(user.identity, root))
+        for user in sorted(here, key=lambda each: each.identity.name):
+            lines += _user_lines(user, grants(user.identity, root))
         lines += ["    ]", "  }"]
     return "\n".join([*lines, "}", ""])
+
+
+def _limit_lines(account: str, users: int) -> list[str]:
+    """So that one account's connections leave room for the others'; the server limits no user's."""
+    limits = [f"max_connections: {_CONNECTIONS + _CONNECTIONS_PER_USER * users}"]
+    if account in _OUTSIDE:
+        limits.append(f"max_subscriptions: {_SUBSCRIPTIONS}")
+    return [f"    limits {{ {', '.join(limits)} }}"]
 
 
 def _user_lines(user: User, granted: Grants) -> list[str]:

@@ -170,7 +170,7 @@ def test_every_message_has_someone_who_says_it_and_someone_who_hears_it() -> Non
 
 
 def test_who_is_asked_may_answer() -> None:
-    """Hosts, and what stands for them, by the asker's inbox; the others, and observers, by what the server puts there."""
+    """Hosts, and what stands for them, at the asker's inbox; the others at what the server puts in its place."""
     for template, hearers in (
         *((channel.template, may_hear(concrete(channel.template))) for channel in CHANNELS if channel.reply),
         *((endpoint.template, {endpoint.service}) for endpoint in ENDPOINTS),
