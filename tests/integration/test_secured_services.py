@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from schemas.limits import LimitDecisions, LimitsApplied
 from schemas.message import Message
 from schemas.network import NetworkStateReply, NetworkStateRequest
-from schemas.permissions import PEOPLE, Role
+from schemas.permissions import Role
 from schemas.predictions import RankReply, RankRequest
 from schemas.registry import ADVISOR_RANK
 from schemas.scheduling import RunnerInfo, WorkerChange, WorkerLogReply, WorkerLogRequest, WorkEvent, WorkReply
@@ -70,14 +70,14 @@ async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
 
 
 def refusals(server: SecuredNats) -> list[tuple[str, str]]:
-    """Who was refused what, people aside: their commands try to make a consumer, and get on without."""
+    """Who was refused what, observers aside: their commands try to read in batches, and get on without."""
     lines = [line for line in server.log_path.read_text().splitlines() if "iolation" in line]
     found = [(match[1], match[2]) for line in lines if (match := _VIOLATION.search(line))]
     assert len(found) == len(lines), "\n".join(lines)
     told = []
     for key, subject in found:
         user = next(each.identity for each in server.users if each.public_key == key)
-        if user.role not in PEOPLE or "CONSUMER.CREATE" not in subject:
+        if user.role is not Role.OBSERVER or "DIRECT.GET" not in subject:
             told.append((user.name, subject))
     return told
 

@@ -38,6 +38,7 @@ def room_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest_asyncio.fixture
 async def secured(tmp_path: Path) -> AsyncIterator[SecuredNats]:
     async with SecuredNats(tmp_path / "secrets") as running:
+        await running.declare()
         yield running
 
 

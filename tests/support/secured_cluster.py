@@ -17,8 +17,9 @@ class SecuredCluster(ClusterLab):
         self.nats = self.secured = SecuredNats(directory / "secrets", nodes=nodes)
 
     async def start(self) -> SecuredCluster:
-        """The server and the operator's connection, which makes streams and buckets."""
+        """The server with its streams and buckets, and the operator's connection."""
         await self.secured.start()
+        await self.secured.declare()
         self._bus = await self.secured.bus(Role.OPERATOR)
         return self
 
