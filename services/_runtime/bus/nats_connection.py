@@ -266,7 +266,8 @@ class Connection(SecuredClient):
         """
         future: asyncio.Future[Msg] = self._resp_map[key]
         try:
-            reply = await asyncio.wait_for(future, timeout)
+            async with asyncio.timeout(timeout):  # `wait_for` would swallow a cancel that comes with the reply
+                reply = await future
         except TimeoutError as error:
             raise nats.errors.TimeoutError from error
         finally:

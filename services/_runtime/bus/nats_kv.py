@@ -21,6 +21,7 @@ from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_history import LOOK_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import MissingStreamError
+from services._runtime.task_cancellation import cancel_all
 from services._runtime.telemetry.logging import log_once
 
 RELIST_S: Final = 10.0
@@ -149,8 +150,7 @@ class NatsKeyValue:
             try:
                 yield
             finally:
-                task.cancel()
-                await asyncio.wait({task})
+                await cancel_all({task})
         finally:
             self.bus.watches.discard(watch)
             await watch.close()

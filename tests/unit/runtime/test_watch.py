@@ -1,4 +1,4 @@
-"""A watch that begins while its bucket changes."""
+"""What a watch makes of a listing after another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def entry(revision: int) -> Entry:
 
 
 class Bucket:
-    """Lists what it held when the listing began; meanwhile the consumer tells of what came after."""
+    """Lists what it holds."""
 
     def __init__(self, created: datetime) -> None:
         self.spec = LEASES
@@ -25,13 +25,9 @@ class Bucket:
         self.created = created
         self.listed: Entry = entry(10)
         self.watch: NatsWatch | None = None
-        self.news: list[Entry] = []
         self.lacking = False
 
     async def listing(self) -> Listing:
-        for each in self.news:
-            assert self.watch is not None
-            self.watch._report(each.key, each, each.revision)
         return Listing(self.created, self.listed.revision, {} if self.lacking else {self.listed.key: self.listed})
 
 
@@ -45,14 +41,6 @@ async def watching(bucket: Bucket, monkeypatch) -> list[int]:
     monkeypatch.setattr(bucket.watch, "_subscribe", subscribed)
     await bucket.watch.synchronise()
     return seen
-
-
-async def test_what_came_during_the_first_listing_is_not_undone_by_it(monkeypatch):
-    """A lease that was released while a replica joined was seen as held for ten seconds."""
-    bucket = Bucket(datetime.now(UTC))
-    bucket.news = [entry(11)]
-
-    assert await watching(bucket, monkeypatch) == [11]
 
 
 async def test_a_bucket_that_was_made_anew_is_told_again_with_its_small_revisions(monkeypatch):
