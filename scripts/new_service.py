@@ -74,7 +74,6 @@ INSERTIONS: Final = (
     Insertion("schemas/registry.py", r"(?ms)^ADVISOR_TRAIN: Final = .*?\n(?=ENDPOINTS)", _ENDPOINT),
     Insertion("schemas/registry.py", r"(?ms)^ENDPOINTS: Final = \(.*?ADVISOR_TRAIN,", " ${NAME}_STATE,"),
     Insertion("schemas/permissions.py", r'(?m)^    ADVISOR = "advisor"\n', '    ${NAME} = "$name"\n'),
-    Insertion("schemas/permissions.py", r"(?m)^CENTRAL_ROLES: Final = \([^)]*,\n", "    Role.${NAME},\n"),
     Insertion("schemas/permissions.py", r"(?m)^from schemas\.registry import \(\n", "    ${NAME}_STATE,\n"),
     Insertion("schemas/permissions.py", r"(?m)^READ_ONLY: Final = \(\n", "    ${NAME}_STATE.template,\n"),
     Insertion("schemas/permissions.py", r"(?ms)^    APPS: _BucketUse\(.*?watchers=\(Role\.ALLOCATOR,", " Role.${NAME}"),

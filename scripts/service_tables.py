@@ -90,8 +90,7 @@ def _block(service: str, roles: tuple[Role, ...]) -> str:
         lines.append("")
     lines.append(
         f"Subjects begin with `{_ROOT}.` (a setting). Fields: [asyncapi.html](../../docs/asyncapi.html), opened from "
-        f"disk. Settings: [settings.md](../../docs/settings.md#{service}). Makes: where it is missing. Watches: hears "
-        "of each change. Replays: all that is retention, then what comes."
+        f"disk. Settings: [settings.md](../../docs/settings.md#{service}). Watches: receives each change."
     )
     return "\n".join([*lines, ""])
 
@@ -178,11 +177,8 @@ def _does(granted: Grants, stream: str, written: str | None) -> str:
     rights = {
         "writes": written is not None
         and any(allowed(granted.publish, f"{written}.{key}") for key in (_NODE, APPLICATION, "x")),
-        "watches" if stream.startswith("KV_") else "replays": allowed(
-            granted.publish, f"{_API}.CONSUMER.CREATE.{stream}"
-        ),
+        "watches": written is not None and allowed(granted.subscribe, f"{written}.x"),
         "reads": allowed(granted.publish, f"{_API}.STREAM.MSG.GET.{stream}"),
-        "makes": allowed(granted.publish, f"{_API}.STREAM.CREATE.{stream}"),
     }
     return ", ".join(verb for verb, may in rights.items() if may)
 

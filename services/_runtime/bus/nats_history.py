@@ -24,7 +24,7 @@ from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_direct_gets import DirectGets
 from services._runtime.bus.nats_session import NatsSession
 
-LOOK_S: Final = 0.25
+FOLLOW_S: Final = 0.25
 """So often a replay or a watch asks for what was stored since."""
 _API: Final = "$JS.API.STREAM.MSG.GET."
 _NO_MESSAGE: Final = 10037

@@ -18,7 +18,7 @@ from schemas.streams import BucketSpec
 from schemas.subjects import SubjectError, token, untoken
 from services._runtime.bus.api import BusError, Entry, RawMessage, RevisionConflictError
 from services._runtime.bus.nats_connection import as_bus_errors
-from services._runtime.bus.nats_history import LOOK_S, next_stored
+from services._runtime.bus.nats_history import FOLLOW_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.task_cancellation import cancel_all
@@ -187,7 +187,7 @@ class NatsWatch:
         due_s = loop.time() + self._period_s
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(LOOK_S, self._period_s)):
+                async with asyncio.timeout(min(FOLLOW_S, self._period_s)):
                     await self._again.wait()
             self._again.clear()
             if not await self._follow() or loop.time() >= due_s:
@@ -241,13 +241,13 @@ class NatsWatch:
         bucket = self._bucket
         if self._raw is None and not bucket.spec.written_by_hosts:
             with as_bus_errors(f"watch {bucket.name}"):
-                self._raw = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._look_soon)
+                self._raw = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._read_soon)
 
-    async def _look_soon(self, _message: Msg) -> None:
+    async def _read_soon(self, _message: Msg) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_STORED_WITHIN_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_STORED_WITHIN_S, self._read_now)
 
-    def _look(self) -> None:
+    def _read_now(self) -> None:
         self._timer = None
         self._again.set()
 

@@ -21,7 +21,7 @@ from schemas.streams import StreamSpec
 from services._runtime.bus.api import BusError, EventHandler, RawMessage
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_direct_gets import DirectGets
-from services._runtime.bus.nats_history import LOOK_S, next_stored
+from services._runtime.bus.nats_history import FOLLOW_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.telemetry.logging import log_once
@@ -107,7 +107,7 @@ class NatsReplay:
             self._wake.clear()
             if not (self._stopping or self._broke):
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(FOLLOW_S):
                         await self._wake.wait()
 
     def _log_retry(self, error: BusError) -> None:
@@ -167,7 +167,7 @@ class NatsReplay:
 
     async def _handle(self, raw: RawMessage) -> None:
         while len(self._failed) >= _MOST_FAILING and not self._stopping:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(FOLLOW_S)
             await self._retry()
         self._next, self._last = raw.sequence + 1, raw
         await self._try(_Failed(raw._replace(is_history=raw.sequence < self._end), 0, 0.0))
