@@ -27,6 +27,8 @@ async def test_all_services_are_healthy_and_no_secret_is_told(tmp_path):
     assert len(secured.secrets) > len(SERVICES)
     try:
         await asyncio.to_thread(secured.project.up, *SERVICES)
+        await asyncio.to_thread(secured.project.wait_healthy, "nats")
+        await asyncio.to_thread(secured.declare)
         await asyncio.to_thread(secured.project.wait_healthy, *SERVICES)
         await assert_nothing_is_told(secured)
     finally:

@@ -46,6 +46,17 @@ class Secured:
         assert all(len(line) == 64 for line in keys.values())
         return seeds | keys
 
+    def declare(self) -> None:
+        """Make streams and buckets, as the README says."""
+        ours = {
+            "PYTHONPATH": str(ROOT),
+            "NATS_URL": self.project.url,
+            "TURNBUCKLE_NATS_TLS_CA_FILE": str(self.secure / "tls" / "ca.pem"),
+            "TURNBUCKLE_NATS_NKEY_SEED_FILE": str(self.secure / "secrets" / "administrator.nk"),
+        }
+        make = [sys.executable, "-m", "services.cli", "nats", "declare"]
+        subprocess.run(make, env=os.environ | ours, check=True, capture_output=True)
+
     def tell_tales(self) -> list[str]:
         """Which secret stands where: in a log, or in what `docker inspect` and `docker history` say."""
         found = []
