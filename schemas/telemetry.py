@@ -324,7 +324,17 @@ _METRICS: Final = (
     MetricSpec(
         "turnbuckle_allocator_nodes_not_reported",
         "gauge",
-        "nodes that have to report before any limit of an acquired application is raised",
+        "nodes that have to report before any limit of an acquired application is raised, or were set aside",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_nodes_set_aside",
+        "gauge",
+        "registered nodes that are not waited for any more: they neither report nor acknowledge orders",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_ignored_epochs_total",
+        "counter",
+        "newer epochs of applications that a node claimed more often than is believed",
     ),
     MetricSpec(
         "turnbuckle_allocator_lost_applications_total",

@@ -36,8 +36,10 @@ from services.allocator.state.budget import (
     assign_quotas,
     capacity_for_pending,
     held_beside_baseline,
+    unacknowledged,
 )
-from services.allocator.state.cluster_state import ClusterState, NodeInventory, NodeState, valid_rows
+from services.allocator.state.cluster_state import ClusterState, NodeState, valid_rows
+from services.allocator.state.node_inventory import NodeInventory
 from services.allocator.state.totals import SavingsSums
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
@@ -90,15 +92,20 @@ class Ordered:
 class AllocationCycle:
     """Allocation for the applications that one replica owns."""
 
-    def __init__(self, warm_up_ns: int = 0) -> None:
-        """After acquiring an application nothing of it is raised for ``warm_up_ns``: nodes have to report first."""
+    def __init__(self, warm_up_ns: int = 0, longest_wait_s: float = 30.0) -> None:
+        """After acquiring an application nothing of it is raised before its nodes have reported.
+
+        Args:
+            warm_up_ns: the least time for which nothing is raised then.
+            longest_wait_s: for a node that does not report.
+        """
         self.cluster = ClusterState()
         self.step_count = 0
         self.refusals: dict[tuple[str, str], str] = {}
         """Why (node, container) is not admitted."""
         self.kernel_reasons: dict[tuple[str, str, str], str] = {}
         """Why the kernel refuses a limit, by (node, container, ``cpu`` or ``memory``)."""
-        self.inventory = NodeInventory()
+        self.inventory = NodeInventory(longest_wait_s)
         self.leases = LeaseState(warm_up_ns)
         self.savings = SavingsSums()
         self._newest_seq = 0
@@ -195,8 +202,12 @@ class AllocationCycle:
             return
         stale = {app: epoch for app, epoch in reply.newer_epochs().items() if app in claimed}
         if stale:
-            self.leases.lost |= {app: max(epoch, self.leases.lost.get(app, 0)) for app, epoch in stale.items()}
+            now_s = time.now_ns / 1e9
+            believed = [app for app in stale if self.inventory.believe_claim(app, reply.node, now_s)]
+            self.leases.lost |= {app: max(stale[app], self.leases.lost.get(app, 0)) for app in believed}
             self._table = None
+            if len(believed) < len(stale):
+                self.record_timeout(update)
             return
         self.cluster.nodes[node].record_headroom(reply)
         self.cluster.fence_acknowledged(node, claimed, reply.report_seq)
@@ -251,6 +262,8 @@ class AllocationCycle:
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
         before = self._ordered()
         self._follow_slots()
+        waiting = self.cluster.pairs_of(unacknowledged(self.cluster, self.table, time))
+        self.inventory.charge_waits(waiting, time.now_ns / 1e9)
         context, admitted = self._context(time), rows.admitted.copy()
         outcome = self._decide(context, before, send) if rows.count else self._send(context, before, send=send)
         self.savings.add(held_beside_baseline(context, admitted), time.now_ns, time.wall_ns, time.stale_after_ns)
@@ -358,9 +371,12 @@ class AllocationCycle:
         """What holds now, before anything is ordered."""
         self._follow_rows()
         context = StepContext.of(self.cluster, self.table, self.leases, self._pending, time)
-        if not self.inventory.not_reported:
-            return context
-        return context.without(self.cluster.app_index(app) for app in self.inventory.not_reported)
+        waiting = unacknowledged(self.cluster, self.table, time)
+        if waiting.any() and self.inventory.set_aside:
+            waiting &= ~self.cluster.rows_of(self.inventory.set_aside)
+        apps = {self.cluster.app_index(app) for app in self.inventory.awaiting_apps()}
+        apps |= set(self.cluster.rows.app[waiting].tolist())
+        return context.without(apps) if apps else context
 
     def _ordered(self) -> Ordered:
         """Ordered values; for containers that are not admitted, the reported ones."""
@@ -581,6 +597,7 @@ class AllocationCycle:
             memory_limit_bytes=int(table.memory_limit_bytes[app]),
             memory_allocated_bytes=int(pools.limit_committed_bytes[app]),
             memory_reserved_bytes=int(pools.reserved_bytes[app]),
+            node_warnings=self.inventory.warnings(cluster.apps[app]),
             **_update_seqs(rows.limit_update_seq[sent]),
         )
 

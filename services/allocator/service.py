@@ -34,6 +34,8 @@ FENCE_EVERY_S = 0.25
 MOST_SAVINGS_AT_ONCE = 100
 """Events per second: encoding more at once would delay the decisions of a period."""
 ALL_SAVINGS = 1 << 30
+MOST_NAMED = 5
+"""Applications that a log line names."""
 REMEMBERED_STEPS = 600
 """Remembered steps with changes per application, for `explain`: a minute at one per period."""
 
@@ -51,7 +53,9 @@ class Allocator:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._log = runtime.log
-        self._allocation = allocation = AllocationCycle(int(self._settings.warm_up_s * 1e9))
+        self._allocation = allocation = AllocationCycle(
+            int(self._settings.warm_up_s * 1e9), self._settings.node_expiry_s
+        )
         expected = partial(getattr, allocation.cluster, "group_count")
         self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, expected)
         self._membership = Membership(runtime, Callbacks(self._acquire, self._release, self._inbox.try_to_subscribe))
@@ -61,6 +65,8 @@ class Allocator:
         self._subscriptions: list[Subscription] = []
         self._reclaimed_s = self._fenced_s = self._paused_s = self._clock.monotonic()
         self._step_s = runtime.telemetry.histogram("turnbuckle_allocator_step_seconds")
+        self._set_aside: set[str] = set()
+        """Nodes, as last logged."""
         self.changes = 0
         self.memory_requests = 0
         self.refused_memory_requests = 0
@@ -255,6 +261,7 @@ class Allocator:
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + 1.0)
             self._expire_nodes()
+            self._log_set_aside()
             self._publish_savings(int(self._settings.savings_every_s * 1e9), MOST_SAVINGS_AT_ONCE)
 
     def _expire_nodes(self) -> None:
@@ -272,6 +279,23 @@ class Allocator:
             silent = node.last_seen_ns < (now_s - after_s) * 1e9 and not inventory.has_pending_sources(node.name)
             if silent and cluster.remove_node(index):
                 self._log.warning("node_expired", node=node.name, after_s=after_s)
+
+    def _log_set_aside(self) -> None:
+        """Log nodes that are not waited for any more, and those that count again."""
+        before, self._set_aside = self._set_aside, {node for _, node in self._allocation.inventory.set_aside}
+        for node in sorted(self._set_aside - before):
+            apps = sorted(app for app, of in self._allocation.inventory.set_aside if of == node)
+            self._log.warning(
+                "node_set_aside",
+                node=node,
+                apps=apps[:MOST_NAMED],
+                app_count=len(apps),
+                after_s=self._settings.node_expiry_s,
+                reason="it is registered, and neither reports nor acknowledges orders",
+                remedy="examine its agent; if it is not yours, take its key away (docs/security.md)",
+            )
+        for node in sorted(before - self._set_aside):
+            self._log.info("node_counts_again", node=node)
 
     def _publish_savings(self, every_ns: int, most: int) -> None:
         """Publish what has changed and was not published for ``every_ns``, ``most`` events of it."""
@@ -325,6 +349,8 @@ class Allocator:
             "stale_batches_total": lambda: cluster.counts.stale,
             "subject_mismatch_total": lambda: self._inbox.subject_mismatches,
             "nodes_not_reported": lambda: len(set().union(*allocation.inventory.not_reported.values())),
+            "nodes_set_aside": lambda: len({node for _, node in allocation.inventory.set_aside}),
+            "ignored_epochs_total": lambda: allocation.inventory.ignored_claims,
             "invalid_samples_total": lambda: cluster.counts.invalid_samples,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_allocator_{name}", read)

@@ -259,6 +259,20 @@ class PendingCapacity:
     limit_bytes: IntArray
 
 
+def unacknowledged(cluster: ClusterState, table: AppTable, time: StepTime) -> BoolArray:
+    """Rows of live agents that have not acknowledged the epoch: a previous owner's updates may act. Shape (N,)."""
+    rows = cluster.rows
+    obeyed = rows.fenced | table.observe_only[rows.app]
+    return node_seen(cluster, time)[rows.node] & ~obeyed
+
+
+def node_seen(cluster: ClusterState, time: StepTime) -> BoolArray:
+    """By node index: it has reported within `StepTime.stale_after_ns`."""
+    last_seen_ns = np.array([state.last_seen_ns for state in cluster.nodes], dtype=np.int64)
+    seen: BoolArray = time.now_ns - last_seen_ns <= time.stale_after_ns
+    return seen
+
+
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """What both pipelines decide upon. N: rows, A: applications, M: nodes."""
@@ -294,23 +308,20 @@ class StepContext:
         pending: PendingCapacity,
         time: StepTime,
     ) -> Self:
-        """The context of a step, before it orders anything."""
+        """The context of a step, before it orders anything; all applications but those that warm up are eligible."""
         rows, holdings = cluster.rows, Holdings.of(cluster, table)
         node_headroom, node_cpu_headroom = node_headrooms(cluster)
-        last_seen_ns = np.array([state.last_seen_ns for state in cluster.nodes], dtype=np.int64)
-        node_seen = time.now_ns - last_seen_ns <= time.stale_after_ns
-        seen, obeyed = node_seen[rows.node], rows.fenced | table.observe_only[rows.app]
-        # A live agent that has not acknowledged the epoch may still act on a previous owner's updates.
-        acknowledged = np.bincount(rows.app, seen & ~obeyed, len(cluster.apps)) == 0
+        seen_nodes = node_seen(cluster, time)
+        seen, obeyed = seen_nodes[rows.node], rows.fenced | table.observe_only[rows.app]
         return cls(
             cluster=cluster,
             table=table,
             time=time,
             epochs=leases.epoch_array(cluster.apps),
-            node_seen=node_seen,
+            node_seen=seen_nodes,
             node_idle_percent=np.array([state.idle_percent for state in cluster.nodes], dtype=np.int64),
             reachable=seen & obeyed & ~rows.unreported,
-            eligible=acknowledged & leases.warmed_up(cluster.apps, time.now_ns),
+            eligible=leases.warmed_up(cluster.apps, time.now_ns),
             holdings=holdings,
             share_bytes=_fair_shares(table, holdings),
             node_headroom=node_headroom,
