@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from services.allocator.state.node_inventory import LONGEST_STEP_S, WAIT_REFILL, NodeInventory
 
@@ -16,6 +16,7 @@ steps = st.tuples(
 )
 
 
+@example([(1.0, each) for _ in range(100) for each in ("register", "acquire", "report")])
 @given(st.lists(steps, max_size=400))
 def test_waiting_is_bounded_over_registrations_incarnations_and_owners(history: list[tuple[float, str]]) -> None:
     inventory, now_s, waited_s, disregarded = NodeInventory(WAIT_S), 100.0, 0.0, False
