@@ -332,6 +332,21 @@ _METRICS: Final = (
         "registered nodes that are not waited for any more: they neither report nor acknowledge orders",
     ),
     MetricSpec(
+        "turnbuckle_allocator_dropped_batches_total",
+        "counter",
+        "batches dropped before decoding: their node sent more than any agent does",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_dropped_memory_requests_total",
+        "counter",
+        "memory requests dropped before decoding, as batches",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_quarantined_nodes",
+        "gauge",
+        "nodes of which nothing is received for a while: they sent far more than any agent does",
+    ),
+    MetricSpec(
         "turnbuckle_allocator_ignored_epochs_total",
         "counter",
         "newer epochs of applications that a node claimed more often than is believed",

@@ -597,7 +597,7 @@ class AllocationCycle:
             memory_limit_bytes=int(table.memory_limit_bytes[app]),
             memory_allocated_bytes=int(pools.limit_committed_bytes[app]),
             memory_reserved_bytes=int(pools.reserved_bytes[app]),
-            node_warnings=self.inventory.warnings(cluster.apps[app]),
+            node_warnings=self.inventory.warnings(cluster, cluster.apps[app]),
             **_update_seqs(rows.limit_update_seq[sent]),
         )
 

@@ -24,7 +24,9 @@ from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, drop_span, span
 from services.allocator import app_metrics
 from services.allocator.agent_channel import BatchInbox, UpdateSender
+from services.allocator.agent_subscriptions import AgentSubscriptions
 from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
+from services.allocator.flood_guard import Kind
 from services.allocator.ownership.membership import Callbacks, Membership
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
@@ -57,8 +59,9 @@ class Allocator:
             int(self._settings.warm_up_s * 1e9), self._settings.node_expiry_s
         )
         expected = partial(getattr, allocation.cluster, "group_count")
-        self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, expected)
-        self._membership = Membership(runtime, Callbacks(self._acquire, self._release, self._inbox.try_to_subscribe))
+        self._inbox = BatchInbox(self._step, expected)
+        self._agents = AgentSubscriptions(runtime, self._inbox.take, self._on_memory_request)
+        self._membership = Membership(runtime, Callbacks(self._acquire, self._release, self._agents.try_to_subscribe))
         self._sender = UpdateSender(runtime, allocation, self._step_time, self._after_replies, self._may_decide)
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
         self._queries = Queries(allocation, self._membership, self._clock, self._history)
@@ -97,7 +100,8 @@ class Allocator:
         """Hand the applications over and stop deciding; limits stay as they are."""
         await self._membership.stop()
         self._sender.stop()
-        await self._inbox.stop()
+        self._inbox.stop()
+        await self._agents.stop()
         self._publish_savings(0, ALL_SAVINGS)
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
@@ -111,12 +115,12 @@ class Allocator:
 
     async def _acquire(self, app: str, epoch: int) -> None:
         self._allocation.acquire(app, epoch, self._clock.monotonic_ns())
-        await self._inbox.subscribe(app)
+        await self._agents.subscribe(app)
 
     def _release(self, app: str) -> None:
         self._allocation.release(app)
         self._history.pop(app, None)
-        self._runtime.spawn(self._inbox.unsubscribe(app), name=f"ignore {app}")
+        self._runtime.spawn(self._agents.unsubscribe(app), name=f"ignore {app}")
 
     def _release_lost(self) -> None:
         """Release applications of which an agent knows a newer epoch; the members' record is read again."""
@@ -240,6 +244,7 @@ class Allocator:
             self._allocation.inventory.register(node, message.incarnation, sources_pending=sources_pending)
         elif entry is None:
             self._allocation.inventory.deregister(node)
+        self._agents.set_nodes(self._allocation.inventory.registered)
 
     def _on_app_entry(self, app: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
@@ -260,6 +265,8 @@ class Allocator:
     async def _work_each_second(self) -> None:
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + 1.0)
+            self._agents.refresh()
+            self._allocation.inventory.quarantined = self._agents.quarantined
             self._expire_nodes()
             self._log_set_aside()
             self._publish_savings(int(self._settings.savings_every_s * 1e9), MOST_SAVINGS_AT_ONCE)
@@ -267,7 +274,8 @@ class Allocator:
     def _expire_nodes(self) -> None:
         """Remove nodes that have not reported for `node_expiry_s`: their containers died with them.
 
-        The timeout restarts while this replica may not decide: it receives no reports then.
+        The timeout restarts while this replica may not decide: it receives no reports then. A quarantined node, of
+        which nothing is received either, keeps its share.
         """
         cluster, inventory, after_s = self._allocation.cluster, self._allocation.inventory, self._settings.node_expiry_s
         now_s = self._clock.monotonic()
@@ -277,7 +285,7 @@ class Allocator:
             return
         for index, node in enumerate(cluster.nodes):
             silent = node.last_seen_ns < (now_s - after_s) * 1e9 and not inventory.has_pending_sources(node.name)
-            if silent and cluster.remove_node(index):
+            if silent and node.name not in inventory.quarantined and cluster.remove_node(index):
                 self._log.warning("node_expired", node=node.name, after_s=after_s)
 
     def _log_set_aside(self) -> None:
@@ -349,6 +357,9 @@ class Allocator:
             "stale_batches_total": lambda: cluster.counts.stale,
             "subject_mismatch_total": lambda: self._inbox.subject_mismatches,
             "nodes_not_reported": lambda: len(set().union(*allocation.inventory.not_reported.values())),
+            "dropped_batches_total": lambda: self._agents.guard.dropped[Kind.BATCH],
+            "dropped_memory_requests_total": lambda: self._agents.guard.dropped[Kind.REQUEST],
+            "quarantined_nodes": lambda: len(self._agents.guard.quarantined),
             "nodes_set_aside": lambda: len({node for _, node in allocation.inventory.set_aside}),
             "ignored_epochs_total": lambda: allocation.inventory.ignored_claims,
             "invalid_samples_total": lambda: cluster.counts.invalid_samples,

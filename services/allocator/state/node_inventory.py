@@ -54,6 +54,8 @@ class NodeInventory:
     """Node names by application; applications without any have no entry."""
     set_aside: set[tuple[str, str]] = field(default_factory=set)
     """Pairs of an application and a node that are not waited for any more."""
+    quarantined: set[str] = field(default_factory=set)
+    """Nodes of which nothing is received at present: they send too much."""
     ignored_claims: int = 0
     """Newer epochs that a node has claimed more often than is believed."""
     _nodes: dict[str, _Registration] = field(default_factory=dict)
@@ -61,6 +63,11 @@ class NodeInventory:
     """Seconds for which an application may still wait for a node."""
     _charged_s: float = 0.0
     _claims: dict[tuple[str, str], TokenBucket] = field(default_factory=dict)
+
+    @property
+    def registered(self) -> set[str]:
+        """Names of the registered nodes."""
+        return set(self._nodes)
 
     def register(self, node: str, incarnation: int, *, sources_pending: bool = False) -> None:
         """Add or renew a registration; ``sources_pending``: not all container sources have answered."""
@@ -137,14 +144,22 @@ class NodeInventory:
         self.ignored_claims += not believed
         return believed
 
-    def warnings(self, app: str) -> tuple[str, ...]:
+    def warnings(self, cluster: ClusterState, app: str) -> tuple[str, ...]:
         """Why limits of an application do not rise, and which nodes are left out of it: sentences."""
         awaited = sorted(self.awaited(app))
         named = ", ".join(awaited[:MAX_NAMED]) + (f" and {len(awaited) - MAX_NAMED} more" * (len(awaited) > MAX_NAMED))
         sentences = [f"nothing is raised before {named} has reported"] if awaited else []
         left_out = sorted(node for of_app, node in self.set_aside if of_app == app)[:MAX_NAMED]
         why = f"has not acknowledged its orders for {self.longest_wait_s:g} s: it is set aside"
-        return (*sentences, *(f"{node} {why}" for node in left_out))
+        flooding = (
+            "sends more than any agent does: nothing of it is received for a while, its containers keep their limits"
+        )
+        ignored = [
+            f"{node} {flooding}"
+            for node in sorted(self.quarantined)
+            if (index := cluster.node_index(node)) is not None and cluster.reserve_row(app, index) is not None
+        ]
+        return (*sentences, *(f"{node} {why}" for node in left_out), *ignored[:MAX_NAMED])
 
     def record_batches(self, cluster: ClusterState, batches: Iterable[CfsBatch]) -> None:
         """Record applied batches; one lists all containers once all sources of its node have answered."""

@@ -244,7 +244,7 @@ def test_a_registration_that_is_renewed_and_never_acknowledges_is_waited_for_onc
 
     assert taker.raises("a")
     assert taker.inventory.set_aside == {(APP, "b")}
-    assert "b has not acknowledged" in taker.inventory.warnings(APP)[0]
+    assert "b has not acknowledged" in taker.inventory.warnings(taker.allocation.cluster, APP)[0]
 
 
 def test_a_new_incarnation_and_a_new_epoch_are_not_waited_for_anew(taker: Taker) -> None:
@@ -274,7 +274,7 @@ def test_a_node_that_was_set_aside_counts_again_once_it_acknowledges(taker: Take
     run(taker, 1)
 
     assert not taker.inventory.set_aside
-    assert not taker.inventory.warnings(APP)
+    assert not taker.inventory.warnings(taker.allocation.cluster, APP)
     assert any(taker.batch("b").updates for _ in range(5))
 
 
