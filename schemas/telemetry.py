@@ -342,6 +342,11 @@ _METRICS: Final = (
         "memory requests dropped before decoding, as batches",
     ),
     MetricSpec(
+        "turnbuckle_allocator_unregistered_batches_total",
+        "counter",
+        "batches of nodes that are not registered; dropped",
+    ),
+    MetricSpec(
         "turnbuckle_allocator_quarantined_nodes",
         "gauge",
         "nodes of which nothing is received for a while: they sent far more than any agent does",

@@ -38,7 +38,10 @@ class AgentSubscriptions:
         }
         self._apps: dict[str, str] = {}
         """Owned applications, by token."""
-        self._nodes: set[str] = set()
+        self._nodes: dict[str, str] = {}
+        """Nodes that are received, by token."""
+        self.unregistered = 0
+        """Batches of other nodes; dropped."""
         self._open: dict[Which, list[Subscription]] = {}
         self._stopping = False
 
@@ -81,8 +84,10 @@ class AgentSubscriptions:
         return _stop(self._open.pop(("app", app), []))
 
     def set_nodes(self, nodes: set[str]) -> None:
-        """Set the registered nodes."""
-        self._nodes = nodes
+        """Set the nodes of which messages are received: the registered ones."""
+        if nodes == set(self._nodes.values()):
+            return
+        self._nodes = {token(node): node for node in nodes}
         if self.guard.quarantined:
             self._settle()
 
@@ -106,6 +111,9 @@ class AgentSubscriptions:
         def screen(subject: str, size_bytes: int) -> bool:
             _, app, node = subject.rsplit(".", 2)
             if app not in self._apps:
+                return False
+            if kind is Kind.BATCH and node not in self._nodes:  # a request of an unknown node is granted nothing
+                self.unregistered += 1
                 return False
             if guard.admit(kind, app, node, size_bytes, monotonic()):
                 return True
@@ -149,8 +157,8 @@ class AgentSubscriptions:
     def _wanted(self) -> set[Which]:
         if not self.guard.quarantined:
             return {("app", app) for app in self._apps.values()}
-        quarantined = self.quarantined
-        return {("node", node) for node in self._nodes if node not in quarantined} if self._apps else set()
+        received = self._nodes.keys() - self.guard.quarantined.keys()
+        return {("node", self._nodes[node]) for node in received} if self._apps else set()
 
     def _settle(self) -> None:
         """Open what is missing, and end what is not wanted, without waiting for either."""

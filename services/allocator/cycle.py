@@ -17,7 +17,18 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, MemoryRequest
-from services.allocator.columns import Bools, IntArray, Reasons, Report, ack, grouped, record_updates, resync, runs
+from services.allocator.columns import (
+    NO_BOUND,
+    Bools,
+    IntArray,
+    Reasons,
+    Report,
+    ack,
+    grouped,
+    record_updates,
+    resync,
+    runs,
+)
 from services.allocator.cpu import escra, waterfill
 from services.allocator.cpu import pipeline as cpu
 from services.allocator.memory import policy as memory
@@ -50,6 +61,9 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 _NO_CHANGES: tuple[list[str], dict[str, Any]] = ([], {"quota_us": [], "limit_bytes": []})
 REASON_CHARACTERS = 500
 """Of an agent's sentence that is kept: it names a control group or two."""
+DEFIED = 30
+"""So many decreases of a container in a row that are not carried out make its node's reports of the application
+unsupported: each takes half a second (five reports) to a second (a reply that does not come)."""
 POOLS_EVERY_STEPS = 10
 """Pools are published at least once a second."""
 
@@ -264,6 +278,7 @@ class AllocationCycle:
         self._follow_slots()
         waiting = self.cluster.pairs_of(unacknowledged(self.cluster, self.table, time))
         self.inventory.charge_waits(waiting, time.now_ns / 1e9)
+        self._bound_claims()
         context, admitted = self._context(time), rows.admitted.copy()
         outcome = self._decide(context, before, send) if rows.count else self._send(context, before, send=send)
         self.savings.add(held_beside_baseline(context, admitted), time.now_ns, time.wall_ns, time.stale_after_ns)
@@ -284,7 +299,12 @@ class AllocationCycle:
         context = replace(context, pending=self._pending)
         # A container admitted in this step keeps its initial limits: there is only one sample of it.
         decidable = may_decide & rows.admitted & ~waiting
-        quota_us = self.cpu.targets(context, decidable, self._reasons[0])
+        defying = self.cluster.rows_of(self.inventory.defying)
+        quota_us = self.cpu.targets(context, decidable & ~defying, self._reasons[0])
+        if defying.any():
+            # They ask for what they claim to use: within a policy that would be taken from the others.
+            mine = decidable & defying
+            quota_us[mine] = np.minimum(quota_us, self._equal_parts(context))[mine]
         limit_bytes = self.memory.targets(context, decidable, self._reasons[1])
         rows.fresh[:] = False
         self._assign(context, quota_us, limit_bytes)
@@ -366,6 +386,25 @@ class AllocationCycle:
             self.inventory.await_reports_again(self.cluster.drain_unconfirmed())
         if self.inventory.not_reported:
             self.inventory.record_batches(self.cluster, applied)
+
+    def _bound_claims(self) -> None:
+        """Nodes that disregard this owner's orders do not count beyond what is supported."""
+        cluster = self.cluster
+        self.inventory.defying = cluster.pairs_of(cluster.rows.defied >= DEFIED)
+        cluster.claim_bounds = {
+            (cluster.app_index(app), index): self.inventory.claim_bound(cluster, app, node)
+            for app, node in self.inventory.set_aside | self.inventory.defying
+            if app in cluster.specs and (index := cluster.node_index(node)) is not None
+        }
+
+    def _equal_parts(self, context: StepContext) -> IntArray:
+        """Per row, us per period: its part of what its node may count, and no less than the minimum; shape (N,)."""
+        rows, table = self.cluster.rows, context.table
+        parts = np.full(rows.count, NO_BOUND)
+        for (app, node), (bound_us, _) in self.cluster.claim_bounds.items():
+            mine = (rows.app == app) & (rows.node == node)
+            parts[mine] = max(bound_us // max(int(mine.sum()), 1), int(table.min_quota_us[app]))
+        return parts
 
     def _context(self, time: StepTime) -> StepContext:
         """What holds now, before anything is ordered."""
@@ -477,7 +516,8 @@ class AllocationCycle:
         """Limit updates for the changed rows, and decisions to publish. ``quiet``: no pools without a change."""
         rows, table = self.cluster.rows, context.table
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
-        to_send = np.flatnonzero(changed & rows.admitted & ~table.observe_only[rows.app])
+        changed &= rows.admitted  # nothing is ordered for others
+        to_send = np.flatnonzero(changed & ~table.observe_only[rows.app])
         updates = self._limit_updates(context, to_send, before) if len(to_send) else []
         if updates:
             send(tuple(updates))

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
 
-from schemas.apps import AppSpec
+from schemas.apps import PERIOD_US, AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
 from schemas.limits import LimitDecisions, LimitUpdate
@@ -240,11 +240,21 @@ class Allocator:
     def _on_node_entry(self, node: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
         if isinstance(message, NodeInfo):
-            sources_pending = bool(message.sources_pending)
-            self._allocation.inventory.register(node, message.incarnation, sources_pending=sources_pending)
+            self._allocation.inventory.register(
+                node,
+                message.incarnation,
+                sources_pending=bool(message.sources_pending),
+                capacity=(message.host_cpus * PERIOD_US, message.memory_bytes),
+            )
         elif entry is None:
             self._allocation.inventory.deregister(node)
-        self._agents.set_nodes(self._allocation.inventory.registered)
+        self._set_nodes()
+
+    def _set_nodes(self) -> None:
+        """Receive what registered nodes send, and those with containers whose registration has just expired."""
+        cluster = self._allocation.cluster
+        with_containers = {cluster.nodes[index].name for index in set(cluster.rows.node.tolist())}
+        self._agents.set_nodes(self._allocation.inventory.registered | with_containers)
 
     def _on_app_entry(self, app: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
@@ -265,6 +275,7 @@ class Allocator:
     async def _work_each_second(self) -> None:
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + 1.0)
+            self._set_nodes()
             self._agents.refresh()
             self._allocation.inventory.quarantined = self._agents.quarantined
             self._expire_nodes()
@@ -359,6 +370,7 @@ class Allocator:
             "nodes_not_reported": lambda: len(set().union(*allocation.inventory.not_reported.values())),
             "dropped_batches_total": lambda: self._agents.guard.dropped[Kind.BATCH],
             "dropped_memory_requests_total": lambda: self._agents.guard.dropped[Kind.REQUEST],
+            "unregistered_batches_total": lambda: self._agents.unregistered,
             "quarantined_nodes": lambda: len(self._agents.guard.quarantined),
             "nodes_set_aside": lambda: len({node for _, node in allocation.inventory.set_aside}),
             "ignored_epochs_total": lambda: allocation.inventory.ignored_claims,

@@ -118,10 +118,25 @@ async def test_a_quarantine_ends_and_all_nodes_are_received_again(lab: BusLab) -
     await until(lambda: set(receiver.agents._open) == {("app", APP), ("app", OTHER)}, what="by application again")
     await receiver.bus.flush(60)
     await send(sender, APP, FLOODER)
-    await send(sender, OTHER, LATER)
+    await send(sender, OTHER, HONEST)
 
-    await until(lambda: receiver.count(APP, FLOODER) == read + 1 and receiver.count(OTHER, LATER) == 1, what="both")
+    await until(lambda: receiver.count(APP, FLOODER) == read + 1 and receiver.count(OTHER, HONEST) == 1, what="both")
     assert receiver.agents.quarantined == set()
+    await receiver.agents.stop()
+
+
+async def test_batches_of_a_node_that_is_not_registered_are_dropped_until_it_is(lab: BusLab) -> None:
+    clock, sender = ManualClock(), await lab.bus()
+    receiver = Receiver(await lab.bus(), clock)
+    await receiver.agents.subscribe(APP)
+    await receiver.bus.flush(60)
+    await send(sender, APP, LATER)
+    await until(lambda: receiver.agents.unregistered == 1, what="a batch that is dropped")
+
+    receiver.agents.set_nodes({FLOODER, HONEST, LATER})
+    await send(sender, APP, LATER)
+
+    await until(lambda: receiver.count(APP, LATER) == 1, what="what it sent after that")
     await receiver.agents.stop()
 
 

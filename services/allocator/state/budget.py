@@ -152,7 +152,10 @@ class Holdings:
         """Committed limits now."""
         rows, apps, node_reserves = cluster.rows, len(cluster.apps), cluster.reserves
         quota_us, limit_bytes = committed_limits(rows, table.observe_only[rows.app])
-        reserved = np.where(table.observe_only, 0, per_app(node_reserves.app, node_reserves.committed_bytes, apps))
+        reserves_bytes = node_reserves.committed_bytes
+        for pair, bound in cluster.claim_bounds.items():
+            _bound_claims(cluster, pair, bound, (quota_us, limit_bytes, reserves_bytes))
+        reserved = np.where(table.observe_only, 0, per_app(node_reserves.app, reserves_bytes, apps))
         pools = Pools(
             per_app(rows.app, quota_us, apps),
             per_app(rows.app, limit_bytes, apps) + reserved,
@@ -160,6 +163,28 @@ class Holdings:
             per_app(rows.app, rows.admitted, apps),
         )
         return cls(quota_us, limit_bytes, pools)
+
+
+def _bound_claims(
+    cluster: ClusterState, pair: tuple[int, int], bound: tuple[int, int], committed: tuple[IntArray, IntArray, IntArray]
+) -> None:
+    """Scale what a node's containers of an application count down to its bound, in place; its reserve has the rest.
+
+    Args:
+        cluster: all rows and reserves.
+        pair: application and node, by index.
+        bound: CPU in us per period, memory in bytes.
+        committed: quotas, shape (N,), limits, shape (N,), and reserves, by slot.
+    """
+    app, node = pair
+    rows, node_reserves = cluster.rows, cluster.reserves
+    mine = np.flatnonzero((rows.app == app) & (rows.node == node))
+    for column, most in zip(committed[:2], bound, strict=True):
+        if (total := int(column[mine].sum())) > most:
+            # Floating point: the product may exceed 64 bits.
+            column[mine] = np.floor(column[mine] * (most / total)).astype(np.int64)
+    reserve = np.flatnonzero(node_reserves.in_use & (node_reserves.app == app) & (node_reserves.node == node))
+    committed[2][reserve] = np.minimum(committed[2][reserve], max(bound[1] - int(committed[1][mine].sum()), 0))
 
 
 GREW_BYTES: Final = MARGIN_BYTES // 2

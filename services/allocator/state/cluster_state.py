@@ -141,6 +141,9 @@ class ClusterState:
     slot_capacity: int = 0
     released_slots: list[int] = field(default_factory=list)
     """Slots of containers removed since `drain_released_slots`."""
+    claim_bounds: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """By application and node, both by index: what its containers and its reserve may count, together, because nothing
+    supports what it reports. CPU in us per period, memory in bytes."""
     unconfirmed: set[tuple[str, str]] = field(default_factory=set)
     """(application, node) whose agent restarted before it acknowledged this owner's epoch: an update of a previous
     owner may have raised what it reported."""
@@ -190,6 +193,11 @@ class ClusterState:
             return set()
         pairs = set(zip(self.rows.app[mask].tolist(), self.rows.node[mask].tolist(), strict=True))
         return {(self.apps[app], self.nodes[node].name) for app, node in pairs}
+
+    def nodes_of(self, app: str) -> int:
+        """Number of nodes with containers of the application; at least 1."""
+        mine = self.rows.app == self._app_index.get(app, -1)
+        return max(len(np.unique(self.rows.node[mine])), 1)
 
     def configured_limits(self) -> Floats:
         """Sums of the limits that containers came with, by application, shape (2, A); NaN: one came without.

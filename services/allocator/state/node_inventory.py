@@ -10,6 +10,7 @@ from typing import Final
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from services._runtime.token_bucket import TokenBucket
+from services.allocator.columns import NO_BOUND
 from services.allocator.state.cluster_state import ClusterState, NodeState
 
 WAIT_REFILL: Final = 1 / 60
@@ -30,6 +31,8 @@ class _Registration:
     incarnation: int
     sources_pending: bool = False
     """Whether a container source of the agent has not answered yet: its batches may miss containers."""
+    capacity: tuple[int, int] = (NO_BOUND, NO_BOUND)
+    """CPU in us per period, and memory in bytes."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,8 @@ class NodeInventory:
     """Node names by application; applications without any have no entry."""
     set_aside: set[tuple[str, str]] = field(default_factory=set)
     """Pairs of an application and a node that are not waited for any more."""
+    defying: set[tuple[str, str]] = field(default_factory=set)
+    """Pairs whose node carries out no decrease of the application's limits."""
     quarantined: set[str] = field(default_factory=set)
     """Nodes of which nothing is received at present: they send too much."""
     ignored_claims: int = 0
@@ -69,9 +74,32 @@ class NodeInventory:
         """Names of the registered nodes."""
         return set(self._nodes)
 
-    def register(self, node: str, incarnation: int, *, sources_pending: bool = False) -> None:
-        """Add or renew a registration; ``sources_pending``: not all container sources have answered."""
-        self._nodes[node] = _Registration(incarnation, sources_pending)
+    def register(
+        self,
+        node: str,
+        incarnation: int,
+        *,
+        sources_pending: bool = False,
+        capacity: tuple[int, int] = (NO_BOUND, NO_BOUND),
+    ) -> None:
+        """Add or renew a registration.
+
+        Args:
+            node: its name.
+            incarnation: of its agent.
+            sources_pending: whether not all container sources have answered.
+            capacity: the node's CPU in us per period, and its memory in bytes.
+        """
+        self._nodes[node] = _Registration(incarnation, sources_pending, capacity)
+
+    def claim_bound(self, cluster: ClusterState, app: str, node: str) -> tuple[int, int]:
+        """What a node counts at most whose reports nothing supports: an equal part by node, and what it has.
+
+        Us per period, and bytes.
+        """
+        spec, nodes = cluster.specs[app], cluster.nodes_of(app)
+        cpu_us, memory_bytes = self._nodes[node].capacity if node in self._nodes else (NO_BOUND, NO_BOUND)
+        return min(spec.cpu_limit_us // nodes, cpu_us), min(int(spec.memory_limit) // nodes, memory_bytes)
 
     def has_pending_sources(self, node: str) -> bool:
         """Whether the node is registered and a container source has not answered: a missing report says nothing."""
@@ -151,6 +179,8 @@ class NodeInventory:
         sentences = [f"nothing is raised before {named} has reported"] if awaited else []
         left_out = sorted(node for of_app, node in self.set_aside if of_app == app)[:MAX_NAMED]
         why = f"has not acknowledged its orders for {self.longest_wait_s:g} s: it is set aside"
+        defying = sorted(node for of_app, node in self.defying if of_app == app)[:MAX_NAMED]
+        unsupported = "lowers no limit as ordered: it counts with an equal part by node at most"
         flooding = (
             "sends more than any agent does: nothing of it is received for a while, its containers keep their limits"
         )
@@ -159,7 +189,8 @@ class NodeInventory:
             for node in sorted(self.quarantined)
             if (index := cluster.node_index(node)) is not None and cluster.reserve_row(app, index) is not None
         ]
-        return (*sentences, *(f"{node} {why}" for node in left_out), *ignored[:MAX_NAMED])
+        sentences += [f"{node} {why}" for node in left_out] + [f"{node} {unsupported}" for node in defying]
+        return (*sentences, *ignored[:MAX_NAMED])
 
     def record_batches(self, cluster: ClusterState, batches: Iterable[CfsBatch]) -> None:
         """Record applied batches; one lists all containers once all sources of its node have answered."""
