@@ -110,18 +110,18 @@ class AgentSubscriptions:
 
         def screen(subject: str, size_bytes: int) -> bool:
             _, app, node = subject.rsplit(".", 2)
+            if not guard.admit(kind, app, node, size_bytes, monotonic()):
+                if guard.newly_quarantined:
+                    self._quarantine()
+                elif node not in guard.quarantined:
+                    self._log_dropped(kind, node)
+                return False
             if app not in self._apps:
                 return False
             if kind is Kind.BATCH and node not in self._nodes:  # a request of an unknown node is granted nothing
                 self.unregistered += 1
                 return False
-            if guard.admit(kind, app, node, size_bytes, monotonic()):
-                return True
-            if guard.newly_quarantined:
-                self._quarantine()
-            elif node not in guard.quarantined:
-                self._log_dropped(kind, node)
-            return False
+            return True
 
         return screen
 

@@ -97,10 +97,12 @@ class FloodGuard:
         units = 1.0 + size_bytes / UNIT_BYTES
         if node not in self.quarantined:
             budget = BUDGETS[kind]
-            of_app = self._bucket((kind, node, app), budget.app_burst, budget.app_per_s, now_s)
             of_node = self._bucket((kind, node, ""), budget.node_burst, budget.node_per_s, now_s)
-            if of_app.take(now_s) and of_node.take(now_s, units):
-                return True
+            # The node's first: it bounds how many applications it can invent.
+            if of_node.take(now_s, units):
+                of_app = self._bucket((kind, node, app), budget.app_burst, budget.app_per_s, now_s)
+                if of_app.take(now_s):
+                    return True
             self._record_excess(kind, node, units, now_s)
         self.dropped[kind] += 1
         return False

@@ -55,15 +55,15 @@ async def ask(bus: Bus, app: str, node: str) -> Message:
     return await bus.request(subject, node_info(7, node), timeout_s=60)
 
 
-async def quarantined(receiver: Receiver, sender: Bus, clock: ManualClock) -> None:
+async def quarantined(receiver: Receiver, sender: Bus, clock: ManualClock, node: str = FLOODER) -> None:
     """Flood until the node is quarantined, and the server has been told."""
     await receiver.bus.flush(60)
-    await send(sender, APP, FLOODER, 2_000)
+    await send(sender, APP, node, 2_000)
     await until(lambda: receiver.agents.guard.dropped[Kind.BATCH] > 1_000, what="a flood that is dropped")
     await clock.advance(0.2)
-    await send(sender, APP, FLOODER, 1_000)
-    await until(lambda: receiver.agents.quarantined, what="a quarantine")
-    await until(lambda: len(receiver.agents._open) == 1, what="a subscription for the other node")
+    await send(sender, APP, node, 1_000)
+    await until(lambda: receiver.agents.quarantined == {node}, what="a quarantine")
+    await until(lambda: {by for by, _ in receiver.agents._open} == {"node"}, what="subscriptions by node")
     await receiver.bus.flush(60)
 
 
@@ -87,6 +87,34 @@ async def test_a_flooding_node_is_unsubscribed_and_others_are_received(lab: BusL
     assert await ask(sender, OTHER, HONEST)
     with pytest.raises(NoResponderError):
         await ask(sender, APP, FLOODER)
+    await receiver.agents.stop()
+
+
+async def test_a_flooding_node_that_is_not_registered_is_unsubscribed_too(lab: BusLab) -> None:
+    clock, sender = ManualClock(), await lab.bus()
+    receiver = Receiver(await lab.bus(), clock)
+    await receiver.agents.subscribe(APP)
+
+    await quarantined(receiver, sender, clock, LATER)
+
+    assert receiver.received == []
+    await receiver.agents.stop()
+
+
+async def test_a_node_that_floods_another_replicas_application_meanwhile_is_unsubscribed_too(lab: BusLab) -> None:
+    clock, sender = ManualClock(), await lab.bus()
+    receiver = Receiver(await lab.bus(), clock)
+    await receiver.agents.subscribe(APP)
+    await quarantined(receiver, sender, clock)
+    await until(lambda: len(receiver.agents._open) == 1, what="by node")
+    await receiver.bus.flush(60)
+
+    for _ in range(2):
+        await send(sender, OTHER, HONEST, 2_000)
+        await clock.advance(0.2)
+    await send(sender, OTHER, HONEST, 1_000)
+
+    await until(lambda: receiver.agents.quarantined == {FLOODER, HONEST}, what="both")
     await receiver.agents.stop()
 
 
