@@ -29,7 +29,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console check test test-processes test-bench test-deep test-host soak-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-tick bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes bench-scheduler bench-interleave bench-planner bench-remote-memory bench-trainer bench-unequal bench-console fuzz fuzz-plans fuzz-plan-files soak soak-jobs soak-swap images images-offline format clean anew bench-gpu bench-pipelines bench-elastic bench-aggregation
+.PHONY: help run kernel console check test test-processes test-bench test-deep test-host soak-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-tick bench-scale bench-flood bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor bench-runtimes bench-scheduler bench-interleave bench-planner bench-remote-memory bench-trainer bench-unequal bench-console fuzz fuzz-plans fuzz-plan-files soak soak-jobs soak-swap images images-offline format clean anew bench-gpu bench-pipelines bench-elastic bench-aggregation
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -110,6 +110,9 @@ snapshots: $(STAMP_DEV)  ## Write the schema snapshots; refuses a breaking chang
 
 bench-scale: $(STAMP_DEV)  ## CPU, memory and bytes per container from 10 to 10,000 and more of them (12 minutes; --quick: 1; --polls: usage readings between samples)
 	$(BIN)/python -m tests.bench.scale $(ARGS)
+
+bench-flood: $(STAMP_DEV)  ## Decisions for one host's applications while another host's key floods the bus (2 minutes; ARGS="--apps 200")
+	$(BIN)/python -m tests.bench.flood $(ARGS)
 
 bench-latency: $(STAMP_DEV)  ## From a sample to the quota in the kernel, by scheduling (5 minutes; --quick: half a one)
 	$(BIN)/python -m tests.bench.latency $(ARGS)

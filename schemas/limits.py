@@ -168,6 +168,8 @@ class LimitDecisions(ColumnarMessage):
     """Sequence of the first limit update that carries changes of this message, in the same epoch; 0: none is sent."""
     update_seq_last: Count = 0
     """Of the last one. A LimitsApplied of this epoch with a sequence from first to last has the outcome."""
+    node_warnings: tuple[str, ...] = ()
+    """Which nodes keep limits from rising, or are left out, and why: sentences."""
 
     quota_from_us: Int64Column
     quota_to_us: Int64Column

@@ -53,6 +53,8 @@ class AppState(Message):
     owner: str = ""
     """The allocator replica that decides for it; empty: none. Only it knows containers and capacity."""
     containers: tuple[ContainerState, ...]
+    node_warnings: tuple[str, ...] = ()
+    """Which nodes keep limits from rising, or are left out, and why: sentences."""
 
 
 class StateReply(Message):

@@ -324,7 +324,37 @@ _METRICS: Final = (
     MetricSpec(
         "turnbuckle_allocator_nodes_not_reported",
         "gauge",
-        "nodes that have to report before any limit of an acquired application is raised",
+        "nodes that have to report before any limit of an acquired application is raised, or were set aside",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_nodes_set_aside",
+        "gauge",
+        "registered nodes that are not waited for any more: they neither report nor acknowledge orders",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_dropped_batches_total",
+        "counter",
+        "batches dropped before decoding: their node sent more than any agent does",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_dropped_memory_requests_total",
+        "counter",
+        "memory requests dropped before decoding, as batches",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_unregistered_batches_total",
+        "counter",
+        "batches of nodes that are not registered; dropped",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_quarantined_nodes",
+        "gauge",
+        "nodes of which nothing is received for a while: they sent far more than any agent does",
+    ),
+    MetricSpec(
+        "turnbuckle_allocator_ignored_epochs_total",
+        "counter",
+        "newer epochs of applications that a node claimed more often than is believed",
     ),
     MetricSpec(
         "turnbuckle_allocator_lost_applications_total",

@@ -1,15 +1,15 @@
-"""Agent channel: gathers the batches of a period, serves memory requests, sends limit updates and records replies."""
+"""Agent channel: gathers the batches of a period, sends limit updates and records replies."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
-from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
-from services._runtime.bus.api import Bus, BusError, Delivery, PendingReply, Responder, Subscription
+from schemas.subjects import LIMIT_UPDATES
+from services._runtime.bus.api import BusError, Delivery, PendingReply
 from services._runtime.service.app import Runtime
 from services.allocator.cycle import AllocationCycle
 from services.allocator.settings import AllocatorSettings
@@ -26,65 +26,20 @@ REPLY_TIMEOUT_S = 1.0
 
 
 class BatchInbox:
-    """Subscriptions per application, and the batches not handed over yet."""
+    """The batches not handed over yet."""
 
-    def __init__(
-        self, bus: Bus, on_batches: Callable[[list[CfsBatch]], None], on_request: Responder, expected: Callable[[], int]
-    ) -> None:
+    def __init__(self, on_batches: Callable[[list[CfsBatch]], None], expected: Callable[[], int]) -> None:
         """Hand batches over once ``expected`` of them have arrived, or no more come."""
         self.subject_mismatches = 0
-        self._bus = bus
         self._on_batches = on_batches
-        self._on_request = on_request
         self._expected = expected
-        self._subscriptions: dict[str, list[Subscription]] = {}
         self._pending: list[CfsBatch] = []
         self._gathering: asyncio.TimerHandle | None = None
 
-    async def subscribe(self, app: str) -> None:
-        """Subscribe to an application; one already subscribed does not change.
-
-        Raises:
-            BusError: the subscription failed.
-        """
-        if app in self._subscriptions:
-            return
-        subscriptions: list[Subscription] = []
-        self._subscriptions[app] = subscriptions
-        try:
-            subscriptions.append(await self._bus.subscribe(CFS.pattern(self._bus.root, app=app), self.take))
-            requests = MEMORY_REQUESTS.pattern(self._bus.root, app=app)
-            subscriptions.append(await self._bus.serve(requests, self._on_request))
-        except BusError:
-            await self.unsubscribe(app)
-            raise
-        if self._subscriptions.get(app) is not subscriptions:  # unsubscribed meanwhile
-            await _stop(subscriptions)
-
-    async def try_to_subscribe(self, app: str) -> None:
-        """Find out whether an application could be subscribed to; nothing that arrives is answered.
-
-        Raises:
-            BusError: it cannot be.
-        """
-        subscriptions: list[Subscription] = []
-        try:
-            for subject in (CFS.pattern(self._bus.root, app=app), MEMORY_REQUESTS.pattern(self._bus.root, app=app)):
-                subscription = await self._bus.subscribe(subject, _ignore)
-                subscriptions.append(subscription)
-        finally:
-            await _stop(subscriptions)
-
-    def unsubscribe(self, app: str) -> Coroutine[None, None, None]:
-        """Unsubscribe at once; the coroutine ends when the server has confirmed."""
-        return _stop(self._subscriptions.pop(app, []))
-
-    async def stop(self) -> None:
-        """Unsubscribe from everything."""
+    def stop(self) -> None:
+        """Hand nothing over any more."""
         if self._gathering is not None:
             self._gathering.cancel()
-        for app in list(self._subscriptions):
-            await self.unsubscribe(app)
 
     def take(self, delivery: Delivery) -> None:
         """Accept a batch."""
@@ -214,12 +169,3 @@ class UpdateSender:
             self._timer.cancel()
             self._timer = None
         self._on_reply()
-
-
-def _ignore(_delivery: Delivery) -> None:
-    """Take nothing."""
-
-
-async def _stop(subscriptions: list[Subscription]) -> None:
-    for subscription in subscriptions:
-        await subscription.stop()

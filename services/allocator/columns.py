@@ -81,6 +81,8 @@ class Rows:
     """Consecutive steps in which admission was refused."""
     mismatches: IntArray
     """Consecutive reports whose kernel values differ from the ordered ones."""
+    defied: IntArray
+    """Decreases that were not carried out, and that the kernel is not known to refuse, since the last one that was."""
     fresh: BoolArray
     """A new sample arrived since the last step."""
     own_limit: BoolArray
@@ -382,8 +384,11 @@ def ack(rows: Rows, report: Report, now_ns: int) -> BoolArray:
     index, mine = report.index, at(report.index)
     rows.report_seq[mine] = report.report_seq
     rows.report_ns[mine] = now_ns
+    exceeding = _exceeds_order(rows, index) if rows.defied[mine].any() else None
     rows.quota_us[mine] = report.quota_us
     rows.limit_bytes[mine] = report.limit_bytes
+    if exceeding is not None:
+        rows.defied[index[exceeding & ~_exceeds_order(rows, index)]] = 0
     seen = report.limit_update_seq >= rows.limit_update_seq[mine]
     acked, periodic = (index, report.periodic) if seen.all() else (index[seen], report.periodic[seen])
     mine = at(acked)
@@ -410,9 +415,19 @@ def resync(rows: Rows, index: IntArray) -> None:
     A row that is unlimited there is no longer admitted, and needs initial limits again, unless the kernel refuses them.
     """
     rows.mismatches[index] = 0
+    rows.defied[index] += _exceeds_order(rows, index)
     rows.quota_ordered_us[index] = rows.quota_us[index]
     rows.limit_ordered_bytes[index] = rows.limit_bytes[index]
     rows.admitted[index[_lacks_limits(rows, index)]] = False
+
+
+def _exceeds_order(rows: Rows, index: IntArray) -> BoolArray:
+    """Whether admitted rows hold more than was ordered."""
+    exceeds: BoolArray = rows.admitted[index] & (
+        (rows.quota_us[index] > rows.quota_ordered_us[index])
+        | (rows.limit_bytes[index] > rows.limit_ordered_bytes[index])
+    )
+    return exceeds
 
 
 def _lacks_limits(rows: Rows, index: IntArray) -> BoolArray:

@@ -17,7 +17,18 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, MemoryRequest
-from services.allocator.columns import Bools, IntArray, Reasons, Report, ack, grouped, record_updates, resync, runs
+from services.allocator.columns import (
+    NO_BOUND,
+    Bools,
+    IntArray,
+    Reasons,
+    Report,
+    ack,
+    grouped,
+    record_updates,
+    resync,
+    runs,
+)
 from services.allocator.cpu import escra, waterfill
 from services.allocator.cpu import pipeline as cpu
 from services.allocator.memory import policy as memory
@@ -36,8 +47,10 @@ from services.allocator.state.budget import (
     assign_quotas,
     capacity_for_pending,
     held_beside_baseline,
+    unacknowledged,
 )
-from services.allocator.state.cluster_state import ClusterState, NodeInventory, NodeState, valid_rows
+from services.allocator.state.cluster_state import ClusterState, NodeState, valid_rows
+from services.allocator.state.node_inventory import NodeInventory
 from services.allocator.state.totals import SavingsSums
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
@@ -48,6 +61,9 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 _NO_CHANGES: tuple[list[str], dict[str, Any]] = ([], {"quota_us": [], "limit_bytes": []})
 REASON_CHARACTERS = 500
 """Of an agent's sentence that is kept: it names a control group or two."""
+DEFIED = 30
+"""So many decreases of a container in a row that are not carried out make its node's reports of the application
+unsupported: each takes half a second (five reports) to a second (a reply that does not come)."""
 POOLS_EVERY_STEPS = 10
 """Pools are published at least once a second."""
 
@@ -90,15 +106,20 @@ class Ordered:
 class AllocationCycle:
     """Allocation for the applications that one replica owns."""
 
-    def __init__(self, warm_up_ns: int = 0) -> None:
-        """After acquiring an application nothing of it is raised for ``warm_up_ns``: nodes have to report first."""
+    def __init__(self, warm_up_ns: int = 0, longest_wait_s: float = 30.0) -> None:
+        """After acquiring an application nothing of it is raised before its nodes have reported.
+
+        Args:
+            warm_up_ns: the least time for which nothing is raised then.
+            longest_wait_s: for a node that does not report.
+        """
         self.cluster = ClusterState()
         self.step_count = 0
         self.refusals: dict[tuple[str, str], str] = {}
         """Why (node, container) is not admitted."""
         self.kernel_reasons: dict[tuple[str, str, str], str] = {}
         """Why the kernel refuses a limit, by (node, container, ``cpu`` or ``memory``)."""
-        self.inventory = NodeInventory()
+        self.inventory = NodeInventory(longest_wait_s)
         self.leases = LeaseState(warm_up_ns)
         self.savings = SavingsSums()
         self._newest_seq = 0
@@ -195,8 +216,12 @@ class AllocationCycle:
             return
         stale = {app: epoch for app, epoch in reply.newer_epochs().items() if app in claimed}
         if stale:
-            self.leases.lost |= {app: max(epoch, self.leases.lost.get(app, 0)) for app, epoch in stale.items()}
+            now_s = time.now_ns / 1e9
+            believed = [app for app in stale if self.inventory.believe_claim(app, reply.node, now_s)]
+            self.leases.lost |= {app: max(stale[app], self.leases.lost.get(app, 0)) for app in believed}
             self._table = None
+            if len(believed) < len(stale):
+                self.record_timeout(update)
             return
         self.cluster.nodes[node].record_headroom(reply)
         self.cluster.fence_acknowledged(node, claimed, reply.report_seq)
@@ -251,6 +276,9 @@ class AllocationCycle:
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
         before = self._ordered()
         self._follow_slots()
+        waiting = self.cluster.pairs_of(unacknowledged(self.cluster, self.table, time))
+        self.inventory.charge_waits(waiting, time.now_ns / 1e9)
+        self._bound_claims()
         context, admitted = self._context(time), rows.admitted.copy()
         outcome = self._decide(context, before, send) if rows.count else self._send(context, before, send=send)
         self.savings.add(held_beside_baseline(context, admitted), time.now_ns, time.wall_ns, time.stale_after_ns)
@@ -271,7 +299,12 @@ class AllocationCycle:
         context = replace(context, pending=self._pending)
         # A container admitted in this step keeps its initial limits: there is only one sample of it.
         decidable = may_decide & rows.admitted & ~waiting
-        quota_us = self.cpu.targets(context, decidable, self._reasons[0])
+        defying = self.cluster.rows_of(self.inventory.defying)
+        quota_us = self.cpu.targets(context, decidable & ~defying, self._reasons[0])
+        if defying.any():
+            # They ask for what they claim to use: within a policy that would be taken from the others.
+            mine = decidable & defying
+            quota_us[mine] = np.minimum(quota_us, self._equal_parts(context))[mine]
         limit_bytes = self.memory.targets(context, decidable, self._reasons[1])
         rows.fresh[:] = False
         self._assign(context, quota_us, limit_bytes)
@@ -354,13 +387,35 @@ class AllocationCycle:
         if self.inventory.not_reported:
             self.inventory.record_batches(self.cluster, applied)
 
+    def _bound_claims(self) -> None:
+        """Nodes that disregard this owner's orders do not count beyond what is supported."""
+        cluster = self.cluster
+        self.inventory.defying = cluster.pairs_of(cluster.rows.defied >= DEFIED)
+        cluster.claim_bounds = {
+            (cluster.app_index(app), index): self.inventory.claim_bound(cluster, app, node)
+            for app, node in self.inventory.set_aside | self.inventory.defying
+            if app in cluster.specs and (index := cluster.node_index(node)) is not None
+        }
+
+    def _equal_parts(self, context: StepContext) -> IntArray:
+        """Per row, us per period: its part of what its node may count, and no less than the minimum; shape (N,)."""
+        rows, table = self.cluster.rows, context.table
+        parts = np.full(rows.count, NO_BOUND)
+        for (app, node), (bound_us, _) in self.cluster.claim_bounds.items():
+            mine = (rows.app == app) & (rows.node == node)
+            parts[mine] = max(bound_us // max(int(mine.sum()), 1), int(table.min_quota_us[app]))
+        return parts
+
     def _context(self, time: StepTime) -> StepContext:
         """What holds now, before anything is ordered."""
         self._follow_rows()
         context = StepContext.of(self.cluster, self.table, self.leases, self._pending, time)
-        if not self.inventory.not_reported:
-            return context
-        return context.without(self.cluster.app_index(app) for app in self.inventory.not_reported)
+        waiting = unacknowledged(self.cluster, self.table, time)
+        if waiting.any() and self.inventory.set_aside:
+            waiting &= ~self.cluster.rows_of(self.inventory.set_aside)
+        apps = {self.cluster.app_index(app) for app in self.inventory.awaiting_apps()}
+        apps |= set(self.cluster.rows.app[waiting].tolist())
+        return context.without(apps) if apps else context
 
     def _ordered(self) -> Ordered:
         """Ordered values; for containers that are not admitted, the reported ones."""
@@ -461,7 +516,8 @@ class AllocationCycle:
         """Limit updates for the changed rows, and decisions to publish. ``quiet``: no pools without a change."""
         rows, table = self.cluster.rows, context.table
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
-        to_send = np.flatnonzero(changed & rows.admitted & ~table.observe_only[rows.app])
+        changed &= rows.admitted  # nothing is ordered for others
+        to_send = np.flatnonzero(changed & ~table.observe_only[rows.app])
         updates = self._limit_updates(context, to_send, before) if len(to_send) else []
         if updates:
             send(tuple(updates))
@@ -581,6 +637,7 @@ class AllocationCycle:
             memory_limit_bytes=int(table.memory_limit_bytes[app]),
             memory_allocated_bytes=int(pools.limit_committed_bytes[app]),
             memory_reserved_bytes=int(pools.reserved_bytes[app]),
+            node_warnings=self.inventory.warnings(cluster, cluster.apps[app]),
             **_update_seqs(rows.limit_update_seq[sent]),
         )
 

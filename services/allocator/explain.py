@@ -69,7 +69,9 @@ def summary(state: AppState) -> str:
         f"{len(state.containers)} containers {verb} {quantity('cpu', state.cpu_committed_us)} of {spec.cpu_limit:.2f} "
         f"and {quantity('memory', state.memory_committed_bytes)} of {quantity('memory', int(spec.memory_limit))} "
         f"(policy {spec.policy}, mode {spec.mode})"
-        + "; ".join(["", *([f"{waiting} not admitted"] if waiting else []), *refused[:MAX_NAMED], *more])
+        + "; ".join(
+            ["", *([f"{waiting} not admitted"] if waiting else []), *state.node_warnings, *refused[:MAX_NAMED], *more]
+        )
     )
 
 

@@ -174,6 +174,7 @@ class Queries:
             epoch=allocation.epoch_of(app),
             owner=self._membership.id,
             containers=containers,
+            node_warnings=allocation.inventory.warnings(cluster, app),
         )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
 
-from schemas.apps import AppSpec
+from schemas.apps import PERIOD_US, AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
 from schemas.limits import LimitDecisions, LimitUpdate
@@ -24,7 +24,9 @@ from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, drop_span, span
 from services.allocator import app_metrics
 from services.allocator.agent_channel import BatchInbox, UpdateSender
+from services.allocator.agent_subscriptions import AgentSubscriptions
 from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
+from services.allocator.flood_guard import Kind
 from services.allocator.ownership.membership import Callbacks, Membership
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
@@ -34,6 +36,8 @@ FENCE_EVERY_S = 0.25
 MOST_SAVINGS_AT_ONCE = 100
 """Events per second: encoding more at once would delay the decisions of a period."""
 ALL_SAVINGS = 1 << 30
+MOST_NAMED = 5
+"""Applications that a log line names."""
 REMEMBERED_STEPS = 600
 """Remembered steps with changes per application, for `explain`: a minute at one per period."""
 
@@ -51,16 +55,21 @@ class Allocator:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._log = runtime.log
-        self._allocation = allocation = AllocationCycle(int(self._settings.warm_up_s * 1e9))
+        self._allocation = allocation = AllocationCycle(
+            int(self._settings.warm_up_s * 1e9), self._settings.node_expiry_s
+        )
         expected = partial(getattr, allocation.cluster, "group_count")
-        self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, expected)
-        self._membership = Membership(runtime, Callbacks(self._acquire, self._release, self._inbox.try_to_subscribe))
+        self._inbox = BatchInbox(self._step, expected)
+        self._agents = AgentSubscriptions(runtime, self._inbox.take, self._on_memory_request)
+        self._membership = Membership(runtime, Callbacks(self._acquire, self._release, self._agents.try_to_subscribe))
         self._sender = UpdateSender(runtime, allocation, self._step_time, self._after_replies, self._may_decide)
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
         self._queries = Queries(allocation, self._membership, self._clock, self._history)
         self._subscriptions: list[Subscription] = []
         self._reclaimed_s = self._fenced_s = self._paused_s = self._clock.monotonic()
         self._step_s = runtime.telemetry.histogram("turnbuckle_allocator_step_seconds")
+        self._set_aside: set[str] = set()
+        """Nodes, as last logged."""
         self.changes = 0
         self.memory_requests = 0
         self.refused_memory_requests = 0
@@ -91,7 +100,8 @@ class Allocator:
         """Hand the applications over and stop deciding; limits stay as they are."""
         await self._membership.stop()
         self._sender.stop()
-        await self._inbox.stop()
+        self._inbox.stop()
+        await self._agents.stop()
         self._publish_savings(0, ALL_SAVINGS)
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
@@ -105,12 +115,12 @@ class Allocator:
 
     async def _acquire(self, app: str, epoch: int) -> None:
         self._allocation.acquire(app, epoch, self._clock.monotonic_ns())
-        await self._inbox.subscribe(app)
+        await self._agents.subscribe(app)
 
     def _release(self, app: str) -> None:
         self._allocation.release(app)
         self._history.pop(app, None)
-        self._runtime.spawn(self._inbox.unsubscribe(app), name=f"ignore {app}")
+        self._runtime.spawn(self._agents.unsubscribe(app), name=f"ignore {app}")
 
     def _release_lost(self) -> None:
         """Release applications of which an agent knows a newer epoch; the members' record is read again."""
@@ -230,10 +240,21 @@ class Allocator:
     def _on_node_entry(self, node: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
         if isinstance(message, NodeInfo):
-            sources_pending = bool(message.sources_pending)
-            self._allocation.inventory.register(node, message.incarnation, sources_pending=sources_pending)
+            self._allocation.inventory.register(
+                node,
+                message.incarnation,
+                sources_pending=bool(message.sources_pending),
+                capacity=(message.host_cpus * PERIOD_US, message.memory_bytes),
+            )
         elif entry is None:
             self._allocation.inventory.deregister(node)
+        self._set_nodes()
+
+    def _set_nodes(self) -> None:
+        """Receive what registered nodes send, and those with containers whose registration has just expired."""
+        cluster = self._allocation.cluster
+        with_containers = {cluster.nodes[index].name for index in set(cluster.rows.node.tolist())}
+        self._agents.set_nodes(self._allocation.inventory.registered | with_containers)
 
     def _on_app_entry(self, app: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
@@ -254,13 +275,18 @@ class Allocator:
     async def _work_each_second(self) -> None:
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + 1.0)
+            self._set_nodes()
+            self._agents.refresh()
+            self._allocation.inventory.quarantined = self._agents.quarantined
             self._expire_nodes()
+            self._log_set_aside()
             self._publish_savings(int(self._settings.savings_every_s * 1e9), MOST_SAVINGS_AT_ONCE)
 
     def _expire_nodes(self) -> None:
         """Remove nodes that have not reported for `node_expiry_s`: their containers died with them.
 
-        The timeout restarts while this replica may not decide: it receives no reports then.
+        The timeout restarts while this replica may not decide: it receives no reports then. A quarantined node, of
+        which nothing is received either, keeps its share.
         """
         cluster, inventory, after_s = self._allocation.cluster, self._allocation.inventory, self._settings.node_expiry_s
         now_s = self._clock.monotonic()
@@ -270,8 +296,25 @@ class Allocator:
             return
         for index, node in enumerate(cluster.nodes):
             silent = node.last_seen_ns < (now_s - after_s) * 1e9 and not inventory.has_pending_sources(node.name)
-            if silent and cluster.remove_node(index):
+            if silent and node.name not in inventory.quarantined and cluster.remove_node(index):
                 self._log.warning("node_expired", node=node.name, after_s=after_s)
+
+    def _log_set_aside(self) -> None:
+        """Log nodes that are not waited for any more, and those that count again."""
+        before, self._set_aside = self._set_aside, {node for _, node in self._allocation.inventory.set_aside}
+        for node in sorted(self._set_aside - before):
+            apps = sorted(app for app, of in self._allocation.inventory.set_aside if of == node)
+            self._log.warning(
+                "node_set_aside",
+                node=node,
+                apps=apps[:MOST_NAMED],
+                app_count=len(apps),
+                after_s=self._settings.node_expiry_s,
+                reason="it is registered, and neither reports nor acknowledges orders",
+                remedy="examine its agent; if it is not yours, take its key away (docs/security.md)",
+            )
+        for node in sorted(before - self._set_aside):
+            self._log.info("node_counts_again", node=node)
 
     def _publish_savings(self, every_ns: int, most: int) -> None:
         """Publish what has changed and was not published for ``every_ns``, ``most`` events of it."""
@@ -325,6 +368,12 @@ class Allocator:
             "stale_batches_total": lambda: cluster.counts.stale,
             "subject_mismatch_total": lambda: self._inbox.subject_mismatches,
             "nodes_not_reported": lambda: len(set().union(*allocation.inventory.not_reported.values())),
+            "dropped_batches_total": lambda: self._agents.guard.dropped[Kind.BATCH],
+            "dropped_memory_requests_total": lambda: self._agents.guard.dropped[Kind.REQUEST],
+            "unregistered_batches_total": lambda: self._agents.unregistered,
+            "quarantined_nodes": lambda: len(self._agents.guard.quarantined),
+            "nodes_set_aside": lambda: len({node for _, node in allocation.inventory.set_aside}),
+            "ignored_epochs_total": lambda: allocation.inventory.ignored_claims,
             "invalid_samples_total": lambda: cluster.counts.invalid_samples,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_allocator_{name}", read)

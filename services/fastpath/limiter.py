@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from services._runtime.token_bucket import TokenBucket
+
 SOURCE_BURST: Final = 256.0
 SOURCE_PER_S: Final = 64.0
 DENIED_S: Final = 1.0
@@ -19,25 +21,6 @@ PAUSE_S: Final = 0.01
 MAX_DENIED: Final = 64
 _MAX_SOURCES: Final = 1_024
 _REPORT_INTERVAL_S: Final = 60.0
-
-
-class Bucket:
-    """A token bucket."""
-
-    __slots__ = ("_at_s", "_burst", "_per_s", "_tokens")
-
-    def __init__(self, burst: float, per_s: float, now_s: float) -> None:
-        self._burst, self._per_s = burst, per_s
-        self._tokens, self._at_s = burst, now_s
-
-    def take(self, now_s: float) -> bool:
-        """Take a token; False: the bucket is empty."""
-        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 class Denied(NamedTuple):
@@ -51,9 +34,9 @@ class SourceLimiter:
     """The buckets of all sources, and the denied ones."""
 
     def __init__(self, now_s: float) -> None:
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         """By source, the most recently used last."""
-        self._total = Bucket(TOTAL_BURST, TOTAL_PER_S, now_s)
+        self._total = TokenBucket(TOTAL_BURST, TOTAL_PER_S, now_s)
         self._reported_s: dict[str, float] = {}
         self.denied: dict[str, float] = {}
         """Expiry by source, in order."""
@@ -71,7 +54,7 @@ class SourceLimiter:
         if not self._total.take(now_s):
             self.paused_until_s = now_s + PAUSE_S
             return False
-        bucket = self._buckets.pop(source, None) or Bucket(SOURCE_BURST, SOURCE_PER_S, now_s)
+        bucket = self._buckets.pop(source, None) or TokenBucket(SOURCE_BURST, SOURCE_PER_S, now_s)
         self._buckets[source] = bucket
         if len(self._buckets) > _MAX_SOURCES:
             del self._buckets[next(iter(self._buckets))]

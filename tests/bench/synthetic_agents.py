@@ -19,9 +19,11 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
 from schemas.codec import encode
+from schemas.containers import NodeInfo
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.message import Message
 from schemas.queries import QueryError
+from schemas.streams import NODES
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
@@ -32,6 +34,8 @@ PERIOD_S = PERIOD_US / 1e6
 PREPARE_S = 0.03
 """How long before a tick its batches are made; replies have been taken in by then."""
 HOST_CPUS = 64
+REGISTER_EVERY_S = 8.0
+"""Registrations expire after 30 s."""
 MEMORY_BYTES = 20 << 20
 FIRST_QUOTA_US = 20_000
 FIRST_LIMIT_BYTES = 64 << 20
@@ -189,6 +193,21 @@ class SyntheticNode:
             seq=update.seq,
         )
 
+    def info(self) -> NodeInfo:
+        """Its registration."""
+        return NodeInfo(
+            node=self.name,
+            incarnation=self._incarnation,
+            time_ns=time.time_ns(),
+            host_cpus=HOST_CPUS,
+            memory_bytes=1 << 40,
+            cgroup_version=0,
+            telemetry_source="simulated",
+            docker=False,
+            container_count=0,
+            version="0",
+        )
+
     def _next_report(self) -> int:
         self._report_seq += 1
         return self._report_seq
@@ -214,6 +233,25 @@ class SyntheticAgents:
         for node in self._nodes:
             await self._bus.serve(LIMIT_UPDATES.subject(self._bus.root, node=node.name), self._responder(node))
         await self._bus.flush(5.0)
+        await self._register()
+        registering = asyncio.ensure_future(self._register_again())
+        try:
+            await self._tick()
+        finally:
+            registering.cancel()
+
+    async def _register(self) -> None:
+        """As agents do: what an unregistered node sends is dropped."""
+        bucket = self._bus.bucket(NODES)
+        for node in self._nodes:
+            await bucket.put(node.name, node.info())
+
+    async def _register_again(self) -> None:
+        while True:
+            await asyncio.sleep(REGISTER_EVERY_S)
+            await self._register()
+
+    async def _tick(self) -> None:
         due_s = (time.time() // PERIOD_S + 2) * PERIOD_S
         prepare_s = min(PREPARE_S, PERIOD_S / (2 * (self._polls + 1)))  # after the last poll
         while True:

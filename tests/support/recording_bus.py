@@ -54,9 +54,9 @@ class RecordingBus(MemoryBus):
         self._note(Use.PUBLISH_FACT, subject)
         super().publish_event(subject, message, message_id=message_id)
 
-    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None):
+    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None, screen=None):
         self._note(Use.SUBSCRIBE, pattern)
-        return await super().subscribe(pattern, handler, queue=queue)
+        return await super().subscribe(pattern, handler, queue=queue, screen=screen)
 
     async def replay(self, stream: StreamSpec, handler: EventHandler, on_undecodable=None, *, after: int = 0):
         self.recorded[Use.REPLAY].add(stream.name)
@@ -84,9 +84,9 @@ class RecordingBus(MemoryBus):
         self._note(Use.REQUEST, subject)
         return super().send_request(subject, message, timeout_s=timeout_s)
 
-    async def serve(self, subject: Subject, responder: Responder):
+    async def serve(self, subject: Subject, responder: Responder, *, screen=None):
         self._note(Use.SERVE, subject)
-        return await super().serve(subject, responder)
+        return await super().serve(subject, responder, screen=screen)
 
     async def serve_queries(self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]):
         for endpoint in endpoints:

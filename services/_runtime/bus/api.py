@@ -123,6 +123,9 @@ Handler = Callable[[Delivery], None]
 """Called on the event loop with each decoded message, in order; must not block."""
 Responder = Callable[[Delivery], Awaitable[Message]]
 """Answers a command. Each request runs in its own task, so a slow one does not delay others."""
+Screen = Callable[[str, int], bool]
+"""Called with the subject and the size in bytes of each message as it is read from the connection, before it is queued
+or decoded; False: it is dropped, and not counted by the bus. Must be quick, and must not raise."""
 EventHandler = Callable[[Delivery], Awaitable[None]]
 """Handles one durable event; acknowledged when it returns, redelivered when it raises."""
 
@@ -244,7 +247,9 @@ class Bus(Protocol):
             BusUnavailableError: not acknowledged: it may or may not have been stored.
         """
 
-    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> Subscription:
+    async def subscribe(
+        self, pattern: Subject, handler: Handler, *, queue: str | None = None, screen: Screen | None = None
+    ) -> Subscription:
         """Receive observations; members of one `queue` group share them."""
 
     async def replay(
@@ -297,8 +302,8 @@ class Bus(Protocol):
             NoResponderError, RequestTimeoutError, BusUnavailableError, RequestRefusedError.
         """
 
-    async def serve(self, subject: Subject, responder: Responder) -> Subscription:
-        """Answer commands on a subject. An exception of the responder is logged and becomes a QueryError 500."""
+    async def serve(self, subject: Subject, responder: Responder, *, screen: Screen | None = None) -> Subscription:
+        """Answer commands on a subject or pattern. What the responder raises is logged and becomes a QueryError 500."""
 
     async def serve_queries(
         self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]

@@ -29,6 +29,7 @@ from services._runtime.bus.api import (
     RequestTimeoutError,
     Responder,
     RevisionConflictError,
+    Screen,
 )
 from services._runtime.bus.nats_connection import (
     ConnectionEvents,
@@ -48,7 +49,6 @@ from services._runtime.bus.nats_subscriptions import (
     NatsMicroService,
     NatsServer,
     NatsSubscription,
-    subscribe,
 )
 from services._runtime.bus.options import BusOptions
 from services._runtime.bus.outbox import DurableEvent, MessageIds, Outbox
@@ -214,10 +214,14 @@ class NatsBus(NatsSession):
             return False
         return (stored.headers or {}).get(Header.MSG_ID) == wire_id
 
-    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
+    async def subscribe(
+        self, pattern: Subject, handler: Handler, *, queue: str | None = None, screen: Screen | None = None
+    ) -> NatsSubscription:
         """Receive observations."""
         self._require_first_connection()
-        return await subscribe(self, pattern, handler, queue)
+        subscription = NatsSubscription(self)
+        await subscription.start(pattern.text, handler, queue, screen)
+        return subscription
 
     async def subscribe_buffered(self, pattern: Subject, handler: Handler) -> NatsBuffer:
         """Receive observations, and handle them when `NatsBuffer.deliver` is called."""
@@ -304,11 +308,11 @@ class NatsBus(NatsSession):
                 raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
             return self.dispatch.read_reply(subject.text, reply.data)
 
-    async def serve(self, subject: Subject, responder: Responder) -> NatsSubscription:
+    async def serve(self, subject: Subject, responder: Responder, *, screen: Screen | None = None) -> NatsSubscription:
         """Answer commands on a subject."""
         self._require_first_connection()
         server = NatsServer(self)
-        await server.serve(subject.text, responder)
+        await server.serve(subject.text, responder, screen)
         return server
 
     async def serve_queries(

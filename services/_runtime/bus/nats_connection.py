@@ -44,6 +44,7 @@ from services._runtime.bus.api import (
     BusUnavailableError,
     CredentialsRefusedError,
     NotPermittedError,
+    Screen,
 )
 from services._runtime.bus.dispatch import Dispatch
 from services._runtime.bus.nats_failures import describe, failure, refusal
@@ -136,6 +137,8 @@ class Connection(SecuredClient):
         self._first_attempts = 0
         self._takers: dict[int, Taker] = {}
         """By subscription."""
+        self._screens: dict[int, Screen] = {}
+        """By subscription."""
 
     def send_now(self, subject: str, data: bytes, reply: str = "", headers: dict[str, Any] | None = None) -> None:
         """Publish synchronously: without buffering `Client.publish` never suspends, so one step completes it.
@@ -191,16 +194,23 @@ class Connection(SecuredClient):
         self._takers[made._id] = take  # noqa: SLF001 - by it messages name it; in time: nothing has been asked for yet
         return made
 
+    def screen(self, subscription: Subscription, screen: Screen) -> None:
+        """Drop what the screen refuses within the read loop: before headers are parsed, and before it is queued."""
+        self._screens[subscription._id] = screen  # noqa: SLF001 - as above
+
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._takers.pop(sid, None)
+        self._screens.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         take = self._takers.get(sid)
-        if take is None:
-            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]  # None: no headers
-        else:
+        if take is not None:
             take(subject, headers or b"", data)
+            return
+        screen = self._screens.get(sid)
+        if screen is None or screen(subject.decode(errors="replace"), len(data) + len(headers or b"")):
+            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]  # None: no headers
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         """As nats-py's, but none where they are none: the server passes on whatever a publisher has sent as headers."""

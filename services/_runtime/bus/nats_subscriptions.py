@@ -13,8 +13,7 @@ from nats.micro.request import Request
 from schemas.permissions import INBOX
 from schemas.queries import QueryError
 from schemas.registry import Endpoint
-from schemas.subjects import Subject
-from services._runtime.bus.api import BusError, Handler, RawMessage, Responder
+from services._runtime.bus.api import BusError, Handler, RawMessage, Responder, Screen
 from services._runtime.bus.dispatch import MAX_REQUESTS_IN_FLIGHT
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_failures import describe
@@ -48,16 +47,16 @@ class NatsSubscription:
         self._raw: Any = None
         self._stopped = False
 
-    async def start(self, subject: str, handler: Handler, queue: str | None) -> None:
+    async def start(self, subject: str, handler: Handler, queue: str | None, screen: Screen | None = None) -> None:
         """Subscribe."""
         deliver = self._bus.dispatch.deliver
 
         async def on_message(message: Msg) -> None:
             deliver(handler, message.subject, message.data)
 
-        await self._open(subject, on_message, queue or "")
+        await self._open(subject, on_message, queue or "", screen)
 
-    async def _open(self, subject: str, on_message: Any, queue: str = "") -> None:
+    async def _open(self, subject: str, on_message: Any, queue: str = "", screen: Screen | None = None) -> None:
         options = self._bus.options
         with as_bus_errors(f"subscribe to {subject}"):
             self._raw = await self._bus.connection.subscribe(
@@ -67,6 +66,8 @@ class NatsSubscription:
                 pending_msgs_limit=options.pending_messages,
                 pending_bytes_limit=options.pending_bytes,
             )
+            if screen is not None:
+                self._bus.connection.screen(self._raw, screen)
         self._bus.subscriptions.add(self)
 
     async def stop(self) -> None:
@@ -169,7 +170,7 @@ class NatsServer(NatsSubscription):
         super().__init__(bus)
         self._requests = _Requests(bus)
 
-    async def serve(self, subject: str, responder: Responder) -> None:
+    async def serve(self, subject: str, responder: Responder, screen: Screen | None = None) -> None:
         """Subscribe and reply."""
 
         async def on_request(message: Msg) -> None:
@@ -179,7 +180,7 @@ class NatsServer(NatsSubscription):
                 busy = QueryError(code=503, message=f"{subject}: {MAX_REQUESTS_IN_FLIGHT} requests are in flight")
                 self._bus.send_reply(message.reply, self._bus.dispatch.encode(busy))
 
-        await self._open(subject, on_request)
+        await self._open(subject, on_request, screen=screen)
 
     async def _answer(self, responder: Responder, message: Msg) -> None:
         raw = RawMessage(message.subject, message.data, message.headers)
@@ -263,10 +264,3 @@ class NatsMicroService:
                 await self._service.stop()
         except (TimeoutError, nats.errors.Error) as error:
             self._bus.dispatch.log.debug("service_not_unregistered", error=describe(error))
-
-
-async def subscribe(bus: NatsSession, pattern: Subject, handler: Handler, queue: str | None) -> NatsSubscription:
-    """Subscribe to observations."""
-    subscription = NatsSubscription(bus)
-    await subscription.start(pattern.text, handler, queue)
-    return subscription

@@ -152,7 +152,10 @@ class Holdings:
         """Committed limits now."""
         rows, apps, node_reserves = cluster.rows, len(cluster.apps), cluster.reserves
         quota_us, limit_bytes = committed_limits(rows, table.observe_only[rows.app])
-        reserved = np.where(table.observe_only, 0, per_app(node_reserves.app, node_reserves.committed_bytes, apps))
+        reserves_bytes = node_reserves.committed_bytes
+        for pair, bound in cluster.claim_bounds.items():
+            _bound_claims(cluster, pair, bound, (quota_us, limit_bytes, reserves_bytes))
+        reserved = np.where(table.observe_only, 0, per_app(node_reserves.app, reserves_bytes, apps))
         pools = Pools(
             per_app(rows.app, quota_us, apps),
             per_app(rows.app, limit_bytes, apps) + reserved,
@@ -160,6 +163,28 @@ class Holdings:
             per_app(rows.app, rows.admitted, apps),
         )
         return cls(quota_us, limit_bytes, pools)
+
+
+def _bound_claims(
+    cluster: ClusterState, pair: tuple[int, int], bound: tuple[int, int], committed: tuple[IntArray, IntArray, IntArray]
+) -> None:
+    """Scale what a node's containers of an application count down to its bound, in place; its reserve has the rest.
+
+    Args:
+        cluster: all rows and reserves.
+        pair: application and node, by index.
+        bound: CPU in us per period, memory in bytes.
+        committed: quotas, shape (N,), limits, shape (N,), and reserves, by slot.
+    """
+    app, node = pair
+    rows, node_reserves = cluster.rows, cluster.reserves
+    mine = np.flatnonzero((rows.app == app) & (rows.node == node))
+    for column, most in zip(committed[:2], bound, strict=True):
+        if (total := int(column[mine].sum())) > most:
+            # Floating point: the product may exceed 64 bits.
+            column[mine] = np.floor(column[mine] * (most / total)).astype(np.int64)
+    reserve = np.flatnonzero(node_reserves.in_use & (node_reserves.app == app) & (node_reserves.node == node))
+    committed[2][reserve] = np.minimum(committed[2][reserve], max(bound[1] - int(committed[1][mine].sum()), 0))
 
 
 GREW_BYTES: Final = MARGIN_BYTES // 2
@@ -259,6 +284,20 @@ class PendingCapacity:
     limit_bytes: IntArray
 
 
+def unacknowledged(cluster: ClusterState, table: AppTable, time: StepTime) -> BoolArray:
+    """Rows of live agents that have not acknowledged the epoch: a previous owner's updates may act. Shape (N,)."""
+    rows = cluster.rows
+    obeyed = rows.fenced | table.observe_only[rows.app]
+    return node_seen(cluster, time)[rows.node] & ~obeyed
+
+
+def node_seen(cluster: ClusterState, time: StepTime) -> BoolArray:
+    """By node index: it has reported within `StepTime.stale_after_ns`."""
+    last_seen_ns = np.array([state.last_seen_ns for state in cluster.nodes], dtype=np.int64)
+    seen: BoolArray = time.now_ns - last_seen_ns <= time.stale_after_ns
+    return seen
+
+
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """What both pipelines decide upon. N: rows, A: applications, M: nodes."""
@@ -294,23 +333,20 @@ class StepContext:
         pending: PendingCapacity,
         time: StepTime,
     ) -> Self:
-        """The context of a step, before it orders anything."""
+        """The context of a step, before it orders anything; all applications but those that warm up are eligible."""
         rows, holdings = cluster.rows, Holdings.of(cluster, table)
         node_headroom, node_cpu_headroom = node_headrooms(cluster)
-        last_seen_ns = np.array([state.last_seen_ns for state in cluster.nodes], dtype=np.int64)
-        node_seen = time.now_ns - last_seen_ns <= time.stale_after_ns
-        seen, obeyed = node_seen[rows.node], rows.fenced | table.observe_only[rows.app]
-        # A live agent that has not acknowledged the epoch may still act on a previous owner's updates.
-        acknowledged = np.bincount(rows.app, seen & ~obeyed, len(cluster.apps)) == 0
+        seen_nodes = node_seen(cluster, time)
+        seen, obeyed = seen_nodes[rows.node], rows.fenced | table.observe_only[rows.app]
         return cls(
             cluster=cluster,
             table=table,
             time=time,
             epochs=leases.epoch_array(cluster.apps),
-            node_seen=node_seen,
+            node_seen=seen_nodes,
             node_idle_percent=np.array([state.idle_percent for state in cluster.nodes], dtype=np.int64),
             reachable=seen & obeyed & ~rows.unreported,
-            eligible=acknowledged & leases.warmed_up(cluster.apps, time.now_ns),
+            eligible=leases.warmed_up(cluster.apps, time.now_ns),
             holdings=holdings,
             share_bytes=_fair_shares(table, holdings),
             node_headroom=node_headroom,

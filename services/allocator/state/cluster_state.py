@@ -8,7 +8,6 @@ A node that stops reporting keeps its share (its containers run on with their la
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -142,6 +141,9 @@ class ClusterState:
     slot_capacity: int = 0
     released_slots: list[int] = field(default_factory=list)
     """Slots of containers removed since `drain_released_slots`."""
+    claim_bounds: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """By application and node, both by index: what its containers and its reserve may count, together, because nothing
+    supports what it reports. CPU in us per period, memory in bytes."""
     unconfirmed: set[tuple[str, str]] = field(default_factory=set)
     """(application, node) whose agent restarted before it acknowledged this owner's epoch: an update of a previous
     owner may have raised what it reported."""
@@ -177,6 +179,25 @@ class ClusterState:
         """Rows of a node's containers; None: unknown."""
         row_of = self._row_of
         return [row_of.get((node, key)) for key in keys]
+
+    def rows_of(self, pairs: Iterable[tuple[str, str]]) -> BoolArray:
+        """Rows of these pairs of an application and a node, shape (N,)."""
+        mine = np.zeros(self.rows.count, dtype=np.bool_)
+        for app, node in pairs:
+            mine |= (self.rows.app == self._app_index.get(app, -1)) & (self.rows.node == self._node_index.get(node, -1))
+        return mine
+
+    def pairs_of(self, mask: BoolArray) -> set[tuple[str, str]]:
+        """Pairs of an application and a node that these rows, shape (N,), are of."""
+        if not mask.any():
+            return set()
+        pairs = set(zip(self.rows.app[mask].tolist(), self.rows.node[mask].tolist(), strict=True))
+        return {(self.apps[app], self.nodes[node].name) for app, node in pairs}
+
+    def nodes_of(self, app: str) -> int:
+        """Number of nodes with containers of the application; at least 1."""
+        mine = self.rows.app == self._app_index.get(app, -1)
+        return max(len(np.unique(self.rows.node[mine])), 1)
 
     def configured_limits(self) -> Floats:
         """Sums of the limits that containers came with, by application, shape (2, A); NaN: one came without.
@@ -508,99 +529,3 @@ def valid_rows(names: tuple[str, ...], table: IntArray) -> BoolArray:
 def _bounds(names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
     least, most = np.array([RANGES[name] for name in names], dtype=np.int64).T[:, :, None]
     return least, most
-
-
-@dataclass(frozen=True, slots=True)
-class _Registration:
-    """One entry of KV `nodes`."""
-
-    incarnation: int
-    sources_pending: bool = False
-    """Whether a container source of the agent has not answered yet: its batches may miss containers."""
-
-
-@dataclass(slots=True)
-class NodeInventory:
-    """Registered nodes, and per application those that have not reported since the lease change.
-
-    A new owner learns committed limits from agents. While an agent is dead, frozen or partitioned its containers run on
-    with their limits, so an owner that does not know them would assign their share twice. Nodes register in KV `nodes`
-    and expire there some time after their last heartbeat; until each of them has reported or expired, nothing is
-    raised. The container list of a registration is no evidence: it is as old as the agent's last heartbeat.
-
-    A report is an upper bound only once its node has acknowledged the new epoch: until then an update of the previous
-    owner may still arrive and raise what was reported. A node that goes silent in between counts as not reported.
-    """
-
-    not_reported: dict[str, set[str]] = field(default_factory=dict)
-    """Node names by application; applications without any have no entry."""
-    _nodes: dict[str, _Registration] = field(default_factory=dict)
-
-    def register(self, node: str, incarnation: int, *, sources_pending: bool = False) -> None:
-        """Add or renew a registration; ``sources_pending``: not all container sources have answered."""
-        self._nodes[node] = _Registration(incarnation, sources_pending)
-
-    def has_pending_sources(self, node: str) -> bool:
-        """Whether the node is registered and a container source has not answered: a missing report says nothing."""
-        return node in self._nodes and self._nodes[node].sources_pending
-
-    def deregister(self, node: str) -> None:
-        """Remove a registration that was deleted or has expired."""
-        self._nodes.pop(node, None)
-        for app in list(self.not_reported):
-            self.mark_reported(app, node)
-
-    def await_reports(self, app: str) -> None:
-        """Require a report of every registered node: the lease was just acquired."""
-        self.release(app)
-        if self._nodes:
-            self.not_reported[app] = set(self._nodes)
-
-    def await_reports_again(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Require another report for each (application, node)."""
-        for app, node in pairs:
-            self.not_reported.setdefault(app, set()).add(node)
-
-    def release(self, app: str) -> None:
-        """Stop waiting: the lease was released."""
-        self.not_reported.pop(app, None)
-
-    def mark_reported(self, app: str, node: str) -> None:
-        """Record that the node has reported its containers of the application."""
-        nodes = self.not_reported.get(app)
-        if nodes is not None:
-            nodes.discard(node)
-            if not nodes:
-                del self.not_reported[app]
-
-    def record_batches(self, cluster: ClusterState, batches: Iterable[CfsBatch]) -> None:
-        """Record applied batches; one lists all containers once all sources of its node have answered."""
-        for batch in (batch for batch in batches if batch.inventory_complete):
-            node = cluster.node_index(batch.node)
-            if node is not None and cluster.has_acknowledged(batch.app, node):
-                self.mark_reported(batch.app, batch.node)
-
-    def record_fence_reply(self, cluster: ClusterState, reply: LimitReply, apps: Iterable[str]) -> None:
-        """Record a reply to a fence, which lists all containers too; an unknown one waits for its batch."""
-        known, node = self._nodes.get(reply.node), cluster.node_index(reply.node)
-        if known is None or known.incarnation != reply.incarnation or not reply.inventory_complete:
-            return
-        if reply.rejection is not None or reply.stale_apps:
-            return
-        if node is not None and cluster.nodes[node].incarnation != reply.incarnation:
-            return  # a newer incarnation has reported
-        if not reply.row_count or (node is not None and None not in cluster.find_rows(node, reply.keys)):
-            for app in apps:
-                self.mark_reported(app, reply.node)
-
-    def fence_requests(self, epochs: dict[str, int]) -> list[tuple[NodeState, tuple[str, ...], int]]:
-        """Fences to request: node, applications, epoch."""
-        asked: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-        for app, nodes in self.not_reported.items():
-            for node in nodes & self._nodes.keys():
-                asked[node, epochs.get(app, 0)].append(app)
-        return [
-            (NodeState(node, self._nodes[node].incarnation), tuple(sorted(apps)), epoch)
-            for (node, epoch), apps in sorted(asked.items())
-            if epoch
-        ]

@@ -107,6 +107,8 @@ class AppView:
     drifts: int = 0
     refusals: dict[tuple[str, str], str] = field(default_factory=dict)
     """`ContainerView.refusal` by node and container: it may be known before the first batch."""
+    node_warnings: tuple[str, ...] = ()
+    """Which nodes keep its limits from rising, or are left out, by the allocator."""
     decisions: int = 0
     batches: int = 0
     missed_batches: int = 0
@@ -148,8 +150,12 @@ class ViewModel:
 
     @property
     def node_warnings(self) -> list[str]:
-        """Nodes that are full, overcommitted or under pressure."""
-        return [warning for _, node in sorted(self.nodes.items()) for warning in node_warnings(node)]
+        """Nodes that are full, overcommitted or under pressure, and those that an allocator does not count on."""
+        registered = [warning for _, node in sorted(self.nodes.items()) for warning in node_warnings(node)]
+        return [
+            *registered,
+            *(f"{name}: {each}" for name, app in sorted(self.apps.items()) for each in app.node_warnings),
+        ]
 
     def announce(self, spec: AppSpec) -> None:
         """Set an application's limits, as the `apps` bucket holds them."""
@@ -163,6 +169,7 @@ class ViewModel:
         app = self.apps[state.spec.name]
         app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_committed_us, state.memory_committed_bytes
         app.memory_reserved_bytes, app.owner = state.memory_reserved_bytes, state.owner
+        app.node_warnings = state.node_warnings
         app.epoch = max(app.epoch, state.epoch)
         app.refusals = {
             (each.node, each.container): each.kernel_refusal for each in state.containers if each.kernel_refusal
@@ -218,6 +225,7 @@ class ViewModel:
         app.memory_limit_bytes = decisions.memory_limit_bytes
         app.memory_allocated_bytes = decisions.memory_allocated_bytes
         app.memory_reserved_bytes = decisions.memory_reserved_bytes
+        app.node_warnings = decisions.node_warnings
         app.epoch = max(app.epoch, decisions.epoch)
         app.decisions += decisions.row_count
         by_key = {container.container: container for container in app.containers}
@@ -324,6 +332,7 @@ def _plain_app(app: AppView) -> dict[str, Any]:
         "epoch": app.epoch,
         "memory": app.memory.plain(),
         "drifts": app.drifts,
+        "node_warnings": list(app.node_warnings),
         "decisions": app.decisions,
         "batches": app.batches,
         "missed_batches": app.missed_batches,

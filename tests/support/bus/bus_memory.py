@@ -22,6 +22,7 @@ from services._runtime.bus.api import (
     RawMessage,
     RequestTimeoutError,
     Responder,
+    Screen,
 )
 from services._runtime.bus.dispatch import Dispatch
 from services._runtime.bus.outbox import DurableEvent, Outbox
@@ -236,13 +237,17 @@ class MemoryBus:
         self.broker.publish(subject.text, raw.data)
         return found.store(raw, message_id, self.broker.clock.monotonic(), last_sequence)
 
-    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> _Subscription:
+    async def subscribe(
+        self, pattern: Subject, handler: Handler, *, queue: str | None = None, screen: Screen | None = None
+    ) -> _Subscription:
         """Receive observations."""
 
         def receive(raw: RawMessage, _reply: asyncio.Future[bytes] | None) -> None:
             self.dispatch.deliver(handler, raw.subject, raw.data)
 
-        return self._open([self._interest(pattern, queue, receive)], set())
+        raw = self._interest(pattern, queue, receive)
+        raw.screen = screen
+        return self._open([raw], set())
 
     def _interest(
         self,
@@ -340,10 +345,12 @@ class MemoryBus:
                 self._requests.discard(reply)
             return self.dispatch.read_reply(subject.text, answer)
 
-    async def serve(self, subject: Subject, responder: Responder) -> _Subscription:
+    async def serve(self, subject: Subject, responder: Responder, *, screen: Screen | None = None) -> _Subscription:
         """Answer commands on a subject."""
         tasks: set[asyncio.Task[None]] = set()
-        return self._open([self._served(subject, None, responder, (None, tasks))], tasks)
+        raw = self._served(subject, None, responder, (None, tasks))
+        raw.screen = screen
+        return self._open([raw], tasks)
 
     async def serve_queries(
         self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]

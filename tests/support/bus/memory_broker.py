@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus.api import RawMessage, RevisionConflictError
+from services._runtime.bus.api import RawMessage, RevisionConflictError, Screen
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.telemetry.tracing import untraced
 from tests.support.bus.memory_objects import MemoryObjectStore
@@ -28,10 +28,13 @@ class MemorySubscription:
     is_online: Callable[[], bool]
     limit: int
     on_overflow: Callable[[], None]
+    screen: Screen | None = None
     waiting: deque[tuple[RawMessage, asyncio.Future[bytes] | None]] = field(default_factory=deque)
 
     def push(self, raw: RawMessage, reply: asyncio.Future[bytes] | None) -> None:
         """Queue a message, or drop and count it where too many wait."""
+        if self.screen is not None and not self.screen(raw.subject, len(raw.data)):
+            return
         if len(self.waiting) >= self.limit:
             self.on_overflow()
             return

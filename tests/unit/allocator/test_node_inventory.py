@@ -226,3 +226,79 @@ def test_what_is_disowned_is_asked_for_no_longer(taker: Taker) -> None:
 
     assert not taker.inventory.not_reported
     assert not taker.allocation.fences_due(taker.step_time)
+
+
+def run(taker: Taker, seconds: float, *, node: str = "a") -> None:
+    """So long the node reports ten times a second and answers what it is asked."""
+    for _ in range(round(seconds * 10)):
+        taker.batch(node)
+
+
+def test_a_registration_that_is_renewed_and_never_acknowledges_is_waited_for_once(taker: Taker) -> None:
+    for _ in range(28):
+        run(taker, 1)
+        taker.inventory.register("b", 1)
+    assert not taker.raises("a")
+
+    run(taker, 3)
+
+    assert taker.raises("a")
+    assert taker.inventory.set_aside == {(APP, "b")}
+    assert "b has not acknowledged" in taker.inventory.warnings(taker.allocation.cluster, APP)[0]
+
+
+def test_a_new_incarnation_and_a_new_epoch_are_not_waited_for_anew(taker: Taker) -> None:
+    for incarnation in range(1, 35):
+        run(taker, 1)
+        taker.inventory.register("b", incarnation)
+    taker.allocation.acquire(APP, EPOCH + 1, taker.now_ns)
+
+    run(taker, 1)
+
+    assert taker.raises("a")
+
+
+def test_a_node_that_reports_without_acknowledging_is_set_aside(taker: Taker) -> None:
+    """What it says counts; the others' limits follow their usage again."""
+    for _ in range(350):
+        taker.tell("b")
+        taker.batch("a")
+
+    assert taker.raises("a")
+    assert int(taker.allocation.pools().quota_committed_us[0]) <= SPEC.cpu_limit_us
+
+
+def test_a_node_that_was_set_aside_counts_again_once_it_acknowledges(taker: Taker) -> None:
+    run(taker, 35)
+    taker.batch("b")
+    run(taker, 1)
+
+    assert not taker.inventory.set_aside
+    assert not taker.inventory.warnings(taker.allocation.cluster, APP)
+    assert any(taker.batch("b").updates for _ in range(5))
+
+
+def test_an_owner_that_was_stopped_meanwhile_still_waits(taker: Taker) -> None:
+    run(taker, 2)
+    taker.now_ns += 120 * SECOND_NS
+    run(taker, 2)
+
+    assert not taker.raises("a")
+
+
+def test_a_node_that_claims_newer_epochs_again_and_again_is_believed_a_few_times(taker: Taker) -> None:
+    taker.tell("b")
+    lost = 0
+    for epoch in range(EPOCH, EPOCH + 100):
+        taker.allocation.acquire(APP, epoch, taker.now_ns)
+        [fence] = taker.fences("b")
+        claim = LimitReply.build(
+            [], dict.fromkeys(LimitReply.column_types, ()), node="b", incarnation=1, report_seq=epoch, epoch=epoch,
+            seq=fence.seq, stale_apps=(APP,), stale_epochs=(epoch + 1,),
+        )  # fmt: skip
+        taker.allocation.record_reply(claim, fence, taker.step_time)
+        lost += len(taker.allocation.drain_lost())
+        taker.now_ns += SECOND_NS // 2
+
+    assert lost <= 4 + 50 / 20 + 1
+    assert taker.inventory.ignored_claims >= 90

@@ -282,6 +282,42 @@ async def test_an_epoch_that_agents_refuse_is_outdone(pair):
     await until(lambda: owner._allocation.epoch_of(app) == owner._membership.held[app], what="decided for")
 
 
+async def test_a_quarantined_node_keeps_its_share_and_is_named(pair, tmp_path):
+    """Nothing is received of it for longer than a silent node is counted."""
+    app = next(iter(pair.held[0]))
+    owner = pair.allocators[0]
+    load = {"app": app, "scenario": demo_scenario().model_dump(mode="json")}
+    (tmp_path / "load.json").write_text(json.dumps([load]), encoding="utf-8")
+    settings = AgentSettings.load({}, node="n1", host="simulated", scenario_file=tmp_path / "load.json")
+    async with run_in_process(Agent, settings, MemoryBus(pair.broker)):
+        await until(lambda: len(owner._allocation.pools().containers.nonzero()[0]), what="containers that are admitted")
+        owner._agents.guard.quarantined["n1"] = owner._clock.monotonic() + 300
+        await asyncio.sleep(owner._settings.node_expiry_s + 10)
+
+        [state] = (await allocator_state(pair.bus, app)).apps
+        assert state.containers
+        assert any("n1 sends more than any agent does" in warning for warning in state.node_warnings)
+        explained = await allocator_explain(pair.bus, ExplainRequest(app=app))
+        assert "n1 sends more" in explained.summary
+
+
+async def test_a_node_that_is_set_aside_is_logged_once_and_when_it_counts_again(pair, capsys):
+    owner = pair.allocators[0]
+    owner._allocation.inventory.set_aside = {("shop", "n1"), ("bank", "n1")}
+    for _ in range(3):
+        owner._log_set_aside()
+    owner._allocation.inventory.set_aside = set()
+    owner._log_set_aside()
+
+    printed = capsys.readouterr()
+    lines = [
+        line for line in (printed.out + printed.err).splitlines() if "node_set_aside" in line or "counts_again" in line
+    ]
+    assert len(lines) == 2
+    assert all(word in lines[0] for word in ("n1", "bank", "shop"))
+    assert "counts_again" in lines[1]
+
+
 async def test_one_that_stops_leaves_its_share_at_once(pair):
     await pair.allocators[0].stop()
 

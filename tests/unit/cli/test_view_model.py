@@ -210,6 +210,18 @@ def test_what_the_kernel_has_refused_for_long_is_known_from_the_allocator() -> N
     assert state.apps["shop"].containers[0].refusal == "the kernel refuses more"
 
 
+def test_nodes_that_an_allocator_leaves_out_are_named() -> None:
+    state = ViewModel()
+    state.seed(app_state().model_copy(update={"node_warnings": ("gpu-01 is set aside",)}))
+
+    assert state.node_warnings == ["shop: gpu-01 is set aside"]
+    assert any("gpu-01 is set aside" in line for line in plain_lines(state))
+
+    state.add_decisions(decisions(0))
+
+    assert state.node_warnings == []
+
+
 def test_what_is_known_of_a_container_survives_the_restart_of_its_agent() -> None:
     state = ViewModel()
     state.add_batch(batch(10))

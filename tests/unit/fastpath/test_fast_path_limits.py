@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from services._runtime.token_bucket import TokenBucket
 from services.fastpath.limiter import (
     DENIED_S,
     MAX_DENIED,
@@ -17,7 +18,6 @@ from services.fastpath.limiter import (
     SOURCE_PER_S,
     TOTAL_BURST,
     TOTAL_PER_S,
-    Bucket,
     SourceLimiter,
 )
 from services.fastpath.packet_filter import attach, datagram_filter, dropped_by
@@ -141,7 +141,7 @@ def test_a_socket_that_too_many_speak_to_is_read_again_after_a_pause() -> None:
     poller = CountingPoller()
     watch = PeerWatch(link, poller, lambda: None)
     tag, target = receiver_tag(b"sixteen bytes or more", "127.0.0.1"), link._socket.getsockname()
-    link._limiter._total = Bucket(2, TOTAL_PER_S, 100.0)
+    link._limiter._total = TokenBucket(2, TOTAL_PER_S, 100.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(4):
             before = queued_bytes(link._socket)

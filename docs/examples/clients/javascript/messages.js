@@ -327,6 +327,7 @@ export const NESTED = {
  * @property {Integer} [epoch]
  * @property {string} [owner]
  * @property {Array<ContainerState>} containers
+ * @property {Array<string>} [node_warnings]
  */
 
 /**
@@ -930,6 +931,7 @@ export const NESTED = {
  * @property {Integer} [memory_reserved_bytes]
  * @property {Integer} [update_seq_first]
  * @property {Integer} [update_seq_last]
+ * @property {Array<string>} [node_warnings]
  * @property {Integer[]} quota_from_us
  * @property {Integer[]} quota_to_us
  * @property {Integer[]} quota_reason

@@ -578,6 +578,7 @@ class AppState(TypedDict):
     epoch: NotRequired[int]
     owner: NotRequired[str]
     containers: list[ContainerState]
+    node_warnings: NotRequired[list[str]]
 
 
 class AttemptStart(TypedDict):
@@ -1157,6 +1158,7 @@ class LimitDecisions(TypedDict):
     memory_reserved_bytes: NotRequired[int]
     update_seq_first: NotRequired[int]
     update_seq_last: NotRequired[int]
+    node_warnings: NotRequired[list[str]]
     quota_from_us: list[int]
     quota_to_us: list[int]
     quota_reason: list[int]
