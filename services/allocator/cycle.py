@@ -23,7 +23,12 @@ from services.allocator.cpu import pipeline as cpu
 from services.allocator.memory import policy as memory
 from services.allocator.memory import reserves
 from services.allocator.state import kernel_bounds
-from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions
+from services.allocator.state.admission import (
+    SHARE_SAMPLES,
+    Admitted,
+    admit_pending,
+    apply_admissions,
+)
 from services.allocator.state.app_parameters import AppTable, build_table
 from services.allocator.state.budget import (
     Holdings,
@@ -54,7 +59,7 @@ POOLS_EVERY_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class RefusedContainer:
-    """A container for which its application has no capacity."""
+    """A container that has no more than its floor, because its application has no capacity."""
 
     app: str
     node: str
@@ -95,7 +100,7 @@ class AllocationCycle:
         self.cluster = ClusterState()
         self.step_count = 0
         self.refusals: dict[tuple[str, str], str] = {}
-        """Why (node, container) is not admitted."""
+        """Why (node, container) has no more than its floor."""
         self.kernel_reasons: dict[tuple[str, str, str], str] = {}
         """Why the kernel refuses a limit, by (node, container, ``cpu`` or ``memory``)."""
         self.inventory = NodeInventory()
@@ -261,21 +266,27 @@ class AllocationCycle:
         rows = self.cluster.rows
         rows.admitted[kernel_bounds.retry_due(rows, context.time.now_ns)] = False
         may_decide = context.decidable
-        applying = may_decide & ~rows.admitted & context.eligible[rows.app]
-        waiting = applying & rows.fresh
-        refused: list[PendingRefusal] = []
-        if waiting.any():
-            context, refused = self._admit(context, np.flatnonzero(waiting))
+        applying = may_decide & (~rows.admitted | rows.short) & context.eligible[rows.app]
+        # At once where it was just found, else once a sample: others are decreased, or updates were lost.
+        ready = applying & (rows.fresh | (~rows.admitted & (rows.sampled_ns == 0)))
+        new, admitted = ready & ~rows.admitted, []
+        if ready.any():
+            admitted = admit_pending(context, np.flatnonzero(ready))
+            apply_admissions(rows, admitted, self._reasons)
+            context = context.updated()
         # Also for nodes without a batch in this step: else their share would be assigned between two of their batches.
-        self._pending = capacity_for_pending(context, applying & ~rows.admitted)
+        lacking = applying & ~rows.admitted
+        short_of = lacking | (applying & rows.short_of_cpu), lacking | (applying & rows.short_of_memory)
+        self._pending = capacity_for_pending(context, *short_of)
         context = replace(context, pending=self._pending)
         # A container admitted in this step keeps its initial limits: there is only one sample of it.
-        decidable = may_decide & rows.admitted & ~waiting
-        quota_us = self.cpu.targets(context, decidable, self._reasons[0])
-        limit_bytes = self.memory.targets(context, decidable, self._reasons[1])
+        decidable = may_decide & rows.admitted & ~new
+        quota_us = self.cpu.targets(context, decidable & ~short_of[0], self._reasons[0])
+        limit_bytes = self.memory.targets(context, decidable & ~short_of[1], self._reasons[1])
+        refusals = self._new_refusals(admitted)
         rows.fresh[:] = False
         self._assign(context, quota_us, limit_bytes)
-        return self._send(context, before, self._new_refusals(refused), send=send)
+        return self._send(context, before, refusals, send=send)
 
     def request_memory(self, request: MemoryRequest, time: StepTime) -> tuple[MemoryReply, Outcome]:
         """Answer a memory request (thesis 2.4.4.2): refill the reserve, reclaim from others, or say why not."""
@@ -370,12 +381,6 @@ class AllocationCycle:
             np.where(rows.admitted, rows.limit_ordered_bytes, rows.limit_bytes),
         )
 
-    def _admit(self, context: StepContext, waiting: IntArray) -> tuple[StepContext, list[PendingRefusal]]:
-        """Admit the rows ``waiting``; the context afterwards, and the refusals."""
-        admitted, refused = admit_pending(context, waiting)
-        apply_admissions(self.cluster.rows, admitted, refused, self._reasons)
-        return context.updated() if admitted else context, refused
-
     def _assign(self, context: StepContext, quota_us: IntArray, limit_bytes: IntArray) -> None:
         """Order targets as far as there is free capacity; what remains is deferred."""
         rows = self.cluster.rows
@@ -435,19 +440,23 @@ class AllocationCycle:
         """Resync rows whose update failed or was lost, unless a newer one is in flight."""
         resync(self.cluster.rows, index[self.cluster.rows.limit_update_seq[index] == seq])
 
-    def _new_refusals(self, refused: list[PendingRefusal]) -> tuple[RefusedContainer, ...]:
-        """Record refusals; returns the new ones."""
-        cluster, new = self.cluster, []
-        for case in refused:
-            node, key = cluster.nodes[int(cluster.rows.node[case.row])].name, cluster.keys[case.row]
-            if case.report and (node, key) not in self.refusals:
-                new.append(RefusedContainer(cluster.apps[int(cluster.rows.app[case.row])], node, key, case.reason))
-                self.refusals[node, key] = case.reason
-        if self.refusals:
-            waiting = np.flatnonzero(~cluster.rows.admitted).tolist()
-            names = {(cluster.nodes[int(cluster.rows.node[row])].name, cluster.keys[row]) for row in waiting}
-            self.refusals = {name: reason for name, reason in self.refusals.items() if name in names}
-        return tuple(new)
+    def _new_refusals(self, admitted: list[Admitted]) -> tuple[RefusedContainer, ...]:
+        """Record which containers have no more than their floor, and why; returns those that are to be published."""
+        rows = self.cluster.rows
+        new = {case.row: case.limits.shortages for case in admitted if case.limits.shortages}
+        if not (new or self.refusals):
+            return ()
+        due, known, self.refusals = [], self.refusals, {}
+        for row in np.flatnonzero(rows.short).tolist():
+            name, app = (self.cluster.nodes[int(rows.node[row])].name, self.cluster.keys[row]), int(rows.app[row])
+            shortages, samples = new.get(row, []), int(rows.short_samples[row])
+            permanent = any(each.permanent for each in shortages)
+            if samples < SHARE_SAMPLES and not permanent:
+                continue
+            self.refusals[name] = reason = "; ".join(each.reason for each in shortages) or known.get(name, "")
+            if (permanent and name not in known) or (rows.fresh[row] and samples == SHARE_SAMPLES):
+                due.append(RefusedContainer(self.cluster.apps[app], *name, reason))
+        return tuple(due)
 
     def _send(
         self,
