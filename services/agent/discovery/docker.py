@@ -1,7 +1,8 @@
 """Discovery of Docker containers by their labels, through the Docker Engine API.
 
 Level-triggered: an event only triggers a listing, and a listing comes every few seconds too, so nothing depends on
-an event arriving. The docker package blocks, so two daemon threads use it and hand over to the event loop.
+an event arriving. The docker package blocks, so two daemon threads use it and hand over to the event loop. A third one
+reports containers as they start (`services.agent.discovery.starting`), before the engine does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,32 +20,37 @@ from docker.errors import NotFound
 from schemas.containers import ContainerSource
 from services._host.docker_engine import FAILURES, FIRST_RETRY_S, LAST_RETRY_S, EngineEvents
 from services.agent.discovery.labels import APP_LABEL, NAME_LABEL, refuse_names
+from services.agent.discovery.starting import StartingContainers
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 RELIST_S: Final = 5.0
 STOP_GRACE_S: Final = 1.0
 _SHOWN_LENGTH: Final = 200
-_EVENTS: Final = ["start", "restart", "die", "destroy", "rename"]
+_EVENTS: Final = ["create", "start", "restart", "die", "destroy", "rename"]
+
+
+_RUNNING: Final = ("running", "paused")
 
 
 class Listed(NamedTuple):
-    """A running container that carries the label."""
+    """A container that carries the label."""
 
     container_id: str
     app: str
     name: str
+    is_running: bool = True
 
 
 def labelled_containers(rows: Iterable[Mapping[str, Any]]) -> list[Listed]:
-    """From the engine's answer to ``GET /containers/json``: paused containers are in it, restarting ones left out."""
+    """From the engine's answer to ``GET /containers/json``; paused containers are running, restarting ones are not."""
     found = []
     for row in rows:
         labels = row.get("Labels") or {}
-        if APP_LABEL not in labels or row.get("State") == "restarting":
+        if APP_LABEL not in labels:
             continue
         own_names = [name[1:] for name in row.get("Names") or () if name.count("/") == 1]  # others are links' aliases
         name = labels.get(NAME_LABEL) or (own_names[0] if own_names else "")
-        found.append(Listed(row["Id"], labels[APP_LABEL], name))
+        found.append(Listed(row["Id"], labels[APP_LABEL], name, row.get("State") in _RUNNING))
     return found
 
 
@@ -55,6 +62,14 @@ class ContainerTable:
         self._pids: dict[str, int] = {}
         self._rejected: set[str] = set()
 
+    def starting(self, listed: Listed, groups: Mapping[str, str]) -> list[Discovered]:
+        """Reports for a container whose control groups have just been made; a listing confirms it later."""
+        if refuse_names(listed.app, listed.name):
+            return []  # the listing says so
+        self._pids.pop(listed.container_id, None)  # restarted: a listing from before must not report it as gone
+        source = ContainerSource.DOCKER
+        return [FoundContainer(listed.container_id, listed.app, listed.name, source, directories=groups)]
+
     def update(self, listing: list[Listed], inspect_pid: Callable[[str], int]) -> list[Discovered]:
         """Reports for a listing. `inspect_pid` gives the init process, 0 where there is none (any more).
 
@@ -63,7 +78,7 @@ class ContainerTable:
         """
         reports: list[Discovered] = []
         ids = {listed.container_id for listed in listing}
-        for gone in [known for known in self._pids if known not in ids]:
+        for gone in [known for known in list(self._pids) if known not in ids]:
             reports += self._forget(gone)
         self._rejected &= ids
         for listed in listing:
@@ -103,6 +118,12 @@ class _Session:
     """The two threads of one `DockerDiscovery.run`: the engine's events, each of which wakes the lister, and it."""
 
     def __init__(self, base_url: str | None, relist_s: float, report: Callable[[Discovered], None]) -> None:
+        self._labelled: dict[str, Listed] = {}
+        """Of the latest listing, whether it runs or not."""
+        self._listings = self._listed = 0
+        """Listings begun, and the number of the latest that has ended."""
+        self._missed: dict[str, int] = {}
+        """Containers that were in no listing when they started, and how many were begun by then."""
         self.events = EngineEvents(base_url, {"type": "container", "event": _EVENTS, "label": APP_LABEL})
         self._relist_s = relist_s
         self._report = report
@@ -142,16 +163,44 @@ class _Session:
             except NotFound:
                 return 0
 
-        rows = client.containers(filters={"label": APP_LABEL})
-        for report in self._table.update(labelled_containers(rows), inspect_pid):
+        self._listings += 1
+        found = labelled_containers(client.containers(all=True, filters={"label": APP_LABEL}))
+        self._labelled, self._listed = {listed.container_id: listed for listed in found}, self._listings
+        for report in self._table.update([listed for listed in found if listed.is_running], inspect_pid):
             self._report(report)
+
+    def starting(self, container_id: str, groups: Mapping[str, str]) -> bool:
+        """Report a container whose control groups were made, if it carries the label; False: not listed yet."""
+        listed = self._labelled.get(container_id)
+        if listed is not None:
+            self._missed.pop(container_id, None)
+            for report in self._table.starting(listed, groups):
+                self._report(report)
+            return True
+        if container_id not in self._missed:
+            self._missed[container_id] = self._listings
+            self.events.changed.set()
+            return False
+        if self._listed <= self._missed[container_id]:
+            return False
+        del self._missed[container_id]  # a listing that was begun since does not have it: it is none of ours
+        return True
 
 
 class DockerDiscovery:
     """Reports running containers with the label ``turnbuckle.app``, however they were started."""
 
-    def __init__(self, base_url: str | None = None, relist_s: float = RELIST_S) -> None:
-        """Connect to the engine at `base_url` (``unix://...``, ``tcp://...``), by default where DOCKER_HOST says."""
+    def __init__(
+        self, base_url: str | None = None, relist_s: float = RELIST_S, starting: StartingContainers | None = None
+    ) -> None:
+        """Begin with `run`.
+
+        Args:
+            base_url: of the engine (``unix://...``, ``tcp://...``); None: where DOCKER_HOST says.
+            relist_s: seconds between listings without an event.
+            starting: reports containers before the engine does; None: nothing does.
+        """
+        self._starting = starting
         self._base_url = base_url
         self._relist_s = relist_s
         self._session: _Session | None = None
@@ -182,10 +231,11 @@ class DockerDiscovery:
                 error = caught
             hand_over(ended.put_nowait, error)
 
-        threads = [
-            threading.Thread(target=run_thread, args=(body,), name=name, daemon=True)
-            for name, body in (("docker-events", session.events.follow), ("docker-list", session.list_containers))
-        ]
+        bodies = [("docker-events", session.events.follow), ("docker-list", session.list_containers)]
+        if self._starting is not None:
+            follow = partial(self._starting.follow, session.events.stopped, session.starting)
+            bodies.append(("docker-starts", follow))
+        threads = [threading.Thread(target=run_thread, args=(body,), name=name, daemon=True) for name, body in bodies]
         self._session = session
         for thread in threads:
             thread.start()
