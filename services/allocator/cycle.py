@@ -269,20 +269,22 @@ class AllocationCycle:
         applying = may_decide & (~rows.admitted | rows.short) & context.eligible[rows.app]
         # At once where it was just found, else once a sample: others are decreased, or updates were lost.
         ready = applying & (rows.fresh | (~rows.admitted & (rows.sampled_ns == 0)))
-        new, admitted = ready & ~rows.admitted, []
+        first = [ready & (~rows.admitted | short) for short in (rows.short_of_cpu, rows.short_of_memory)]
+        admitted = []
         if ready.any():
             admitted = admit_pending(context, np.flatnonzero(ready))
             apply_admissions(rows, admitted, self._reasons)
             context = context.updated()
         # Also for nodes without a batch in this step: else their share would be assigned between two of their batches.
-        lacking = applying & ~rows.admitted
-        short_of = lacking | (applying & rows.short_of_cpu), lacking | (applying & rows.short_of_memory)
-        self._pending = capacity_for_pending(context, *short_of)
+        lacking = [applying & (~rows.admitted | short) for short in (rows.short_of_cpu, rows.short_of_memory)]
+        self._pending = capacity_for_pending(context, *lacking)
         context = replace(context, pending=self._pending)
-        # A container admitted in this step keeps its initial limits: there is only one sample of it.
-        decidable = may_decide & rows.admitted & ~new
-        quota_us = self.cpu.targets(context, decidable & ~short_of[0], self._reasons[0])
-        limit_bytes = self.memory.targets(context, decidable & ~short_of[1], self._reasons[1])
+        # A first limit is kept in this step: no sample is of it.
+        cpu_rows, memory_rows = (
+            may_decide & rows.admitted & ~(new | lacks) for new, lacks in zip(first, lacking, strict=True)
+        )
+        quota_us = self.cpu.targets(context, cpu_rows, self._reasons[0])
+        limit_bytes = self.memory.targets(context, memory_rows, self._reasons[1])
         refusals = self._new_refusals(admitted)
         rows.fresh[:] = False
         self._assign(context, quota_us, limit_bytes)
