@@ -65,7 +65,8 @@ class AppSpec(Message):
     )
     container_max_memory: Annotated[MemorySize | None, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = None
     container_floor_cpu: Annotated[
-        float, Field(ge=0.01, description="cores of a container from when it is found, and as long as there are no more")
+        float,
+        Field(ge=0.01, description="cores of a container from when it is found, and as long as there are no more"),
     ] = 0.01
     container_floor_memory: Annotated[
         MemorySize,

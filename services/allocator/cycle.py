@@ -65,6 +65,8 @@ class RefusedContainer:
     node: str
     container: str
     reason: str
+    ended: bool = False
+    """It has more now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Outcome:
     updates: tuple[LimitUpdate, ...] = ()
     decisions: tuple[LimitDecisions, ...] = ()
     refusals: tuple[RefusedContainer, ...] = ()
-    """New ones only."""
+    """New ones, and those that have ended."""
 
 
 Send = Callable[[tuple[LimitUpdate, ...]], None]
@@ -443,22 +445,26 @@ class AllocationCycle:
         resync(self.cluster.rows, index[self.cluster.rows.limit_update_seq[index] == seq])
 
     def _new_refusals(self, admitted: list[Admitted]) -> tuple[RefusedContainer, ...]:
-        """Record which containers have no more than their floor, and why; returns those that are to be published."""
-        rows = self.cluster.rows
+        """Record which containers have no more than their floor, and why; returns what is new, or has ended."""
+        rows, cluster, known = self.cluster.rows, self.cluster, self.refusals
         new = {case.row: case.limits.shortages for case in admitted if case.limits.shortages}
-        if not (new or self.refusals):
+        if not (new or known):
             return ()
-        due, known, self.refusals = [], self.refusals, {}
+        self.refusals, changes = {}, []
         for row in np.flatnonzero(rows.short).tolist():
-            name, app = (self.cluster.nodes[int(rows.node[row])].name, self.cluster.keys[row]), int(rows.app[row])
-            shortages, samples = new.get(row, []), int(rows.short_samples[row])
-            permanent = any(each.permanent for each in shortages)
-            if samples < SHARE_SAMPLES and not permanent:
-                continue
-            self.refusals[name] = reason = "; ".join(each.reason for each in shortages) or known.get(name, "")
-            if (permanent and name not in known) or (rows.fresh[row] and samples == SHARE_SAMPLES):
-                due.append(RefusedContainer(self.cluster.apps[app], *name, reason))
-        return tuple(due)
+            name, shortages = (cluster.nodes[int(rows.node[row])].name, cluster.keys[row]), new.get(row, [])
+            if rows.short_samples[row] >= SHARE_SAMPLES or any(each.permanent for each in shortages):
+                reason = "; ".join(each.reason for each in shortages) or known.get(name, "")
+                self.refusals[name] = reason
+                if name not in known:
+                    changes.append(RefusedContainer(cluster.apps[int(rows.app[row])], *name, reason))
+        for node_name, key in known.keys() - self.refusals.keys():
+            node = cluster.node_index(node_name)
+            [place] = cluster.find_rows(node, [key]) if node is not None else [None]
+            if place is not None:
+                app, reason = cluster.apps[int(rows.app[place])], f"there is room, after: {known[node_name, key]}"
+                changes.append(RefusedContainer(app, node_name, key, reason, ended=True))
+        return tuple(changes)
 
     def _send(
         self,

@@ -87,6 +87,30 @@ def test_a_full_application_s_next_container_gets_its_floor_and_is_named_with_wh
     assert second.limit_bytes > 100 * MIB
 
 
+def test_a_refusal_that_lasts_is_told_once_and_so_is_its_end():
+    app, told = Application(), []
+    step = app.owner.step
+
+    def watched(*arguments, **keywords):
+        outcome = step(*arguments, **keywords)
+        told.extend(outcome.refusals)
+        return outcome
+
+    app.owner.step = watched
+    app.start(400)
+    app.periods(10 * SECOND)
+    app.start(900)
+    app.periods(SECOND)
+    assert told == []
+    app.periods(3 * SECOND)
+    [first] = told
+    assert (first.app, first.node, first.container) == ("shop", "n1", app.shared.found[1].key)
+    app.stop(0)
+    app.periods(3 * SECOND)
+    assert [each.ended for each in told] == [False, True]
+    assert told[1].reason.startswith(f"there is room, after: {first.container} needs at least ")
+
+
 def test_a_container_that_needs_more_than_the_whole_limit_is_named_at_once():
     app = Application(memory_mib=64)
     app.shared.node.limits.spec_limits = None  # this agent has not read any

@@ -222,7 +222,7 @@ def test_the_summary_names_three_containers_and_counts_the_others():
     containers = [container_state(f"c{number}", kernel_refusal="the kernel refuses more") for number in range(5)]
     assert summary(app_state(container_state("well"))).endswith("(policy waterfill, mode enforce)")
     said = "; ".join(f"c{number}: the kernel refuses more" for number in range(3))
-    assert summary(app_state(*containers)).endswith(f"enforce); {said}; 2 more of which it refuses limits")
+    assert summary(app_state(*containers)).endswith(f"enforce); {said}; 2 more of which limits are refused")
 
 
 REFUSAL = st.fixed_dictionaries(
