@@ -26,10 +26,7 @@ from services.agent.ports import Discovered, FoundContainer, GoneContainer, Reje
 RELIST_S: Final = 5.0
 STOP_GRACE_S: Final = 1.0
 _SHOWN_LENGTH: Final = 200
-_EVENTS: Final = ["create", "start", "restart", "die", "destroy", "rename"]
-
-
-_RUNNING: Final = ("running", "paused")
+_EVENTS: Final = ["start", "restart", "die", "destroy", "rename"]
 
 
 class Listed(NamedTuple):
@@ -38,20 +35,21 @@ class Listed(NamedTuple):
     container_id: str
     app: str
     name: str
-    is_running: bool = True
 
 
 def labelled_containers(rows: Iterable[Mapping[str, Any]]) -> list[Listed]:
-    """From the engine's answer to ``GET /containers/json``; paused containers are running, restarting ones are not."""
-    found = []
-    for row in rows:
-        labels = row.get("Labels") or {}
-        if APP_LABEL not in labels:
-            continue
-        own_names = [name[1:] for name in row.get("Names") or () if name.count("/") == 1]  # others are links' aliases
-        name = labels.get(NAME_LABEL) or (own_names[0] if own_names else "")
-        found.append(Listed(row["Id"], labels[APP_LABEL], name, row.get("State") in _RUNNING))
-    return found
+    """From the engine's answer to ``GET /containers/json``: paused containers are in it, restarting ones left out."""
+    running = (row for row in rows if row.get("State") != "restarting")
+    return [listed for row in running if (listed := _listed(row)) is not None]
+
+
+def _listed(row: Mapping[str, Any]) -> Listed | None:
+    """None: it does not carry the label."""
+    labels = row.get("Labels") or {}
+    if APP_LABEL not in labels:
+        return None
+    own_names = [name[1:] for name in row.get("Names") or () if name.count("/") == 1]  # others are links' aliases
+    return Listed(row["Id"], labels[APP_LABEL], labels.get(NAME_LABEL) or (own_names[0] if own_names else ""))
 
 
 class ContainerTable:
@@ -62,13 +60,12 @@ class ContainerTable:
         self._pids: dict[str, int] = {}
         self._rejected: set[str] = set()
 
-    def starting(self, listed: Listed, groups: Mapping[str, str]) -> list[Discovered]:
-        """Reports for a container whose control groups have just been made; a listing confirms it later."""
-        if refuse_names(listed.app, listed.name):
-            return []  # the listing says so
+    def starting(self, listed: Listed, groups: Mapping[str, str]) -> FoundContainer:
+        """Report of a container whose control groups have just been made; a listing confirms it later."""
         self._pids.pop(listed.container_id, None)  # restarted: a listing from before must not report it as gone
-        source = ContainerSource.DOCKER
-        return [FoundContainer(listed.container_id, listed.app, listed.name, source, directories=groups)]
+        return FoundContainer(
+            listed.container_id, listed.app, listed.name, ContainerSource.DOCKER, directories=dict(groups)
+        )
 
     def update(self, listing: list[Listed], inspect_pid: Callable[[str], int]) -> list[Discovered]:
         """Reports for a listing. `inspect_pid` gives the init process, 0 where there is none (any more).
@@ -118,12 +115,6 @@ class _Session:
     """The two threads of one `DockerDiscovery.run`: the engine's events, each of which wakes the lister, and it."""
 
     def __init__(self, base_url: str | None, relist_s: float, report: Callable[[Discovered], None]) -> None:
-        self._labelled: dict[str, Listed] = {}
-        """Of the latest listing, whether it runs or not."""
-        self._listings = self._listed = 0
-        """Listings begun, and the number of the latest that has ended."""
-        self._missed: dict[str, int] = {}
-        """Containers that were in no listing when they started, and how many were begun by then."""
         self.events = EngineEvents(base_url, {"type": "container", "event": _EVENTS, "label": APP_LABEL})
         self._relist_s = relist_s
         self._report = report
@@ -163,28 +154,38 @@ class _Session:
             except NotFound:
                 return 0
 
-        self._listings += 1
-        found = labelled_containers(client.containers(all=True, filters={"label": APP_LABEL}))
-        self._labelled, self._listed = {listed.container_id: listed for listed in found}, self._listings
-        for report in self._table.update([listed for listed in found if listed.is_running], inspect_pid):
+        rows = client.containers(filters={"label": APP_LABEL})
+        for report in self._table.update(labelled_containers(rows), inspect_pid):
             self._report(report)
 
-    def starting(self, container_id: str, groups: Mapping[str, str]) -> bool:
-        """Report a container whose control groups were made, if it carries the label; False: not listed yet."""
-        listed = self._labelled.get(container_id)
-        if listed is not None:
-            self._missed.pop(container_id, None)
-            for report in self._table.starting(listed, groups):
-                self._report(report)
-            return True
-        if container_id not in self._missed:
-            self._missed[container_id] = self._listings
-            self.events.changed.set()
-            return False
-        if self._listed <= self._missed[container_id]:
-            return False
-        del self._missed[container_id]  # a listing that was begun since does not have it: it is none of ours
-        return True
+    def follow_starts(self, starting: StartingContainers) -> None:
+        """Report containers as they start, until stopped."""
+        starting.follow(self.events.stopped, _Labels(self.events).find, self._report_starting)
+
+    def _report_starting(self, listed: Listed, groups: Mapping[str, str]) -> None:
+        self._report(self._table.starting(listed, groups))
+
+
+class _Labels:
+    """Labels of containers that start, by a list: the engine lets nobody inspect a container while it starts it."""
+
+    def __init__(self, events: EngineEvents) -> None:
+        self._events = events
+        self._client: docker.APIClient | None = None
+
+    def find(self, container_id: str) -> Listed | None:
+        """None: it is none of ours, or its labels cannot be used, or the engine does not answer: a listing follows."""
+        try:
+            if self._client is None:
+                self._client = self._events.connect()
+            rows = self._client.containers(all=True, filters={"id": container_id, "label": APP_LABEL})
+        except FAILURES:
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
+            return None
+        listed = _listed(rows[0]) if rows else None
+        return None if listed is None or refuse_names(listed.app, listed.name) else listed
 
 
 class DockerDiscovery:
@@ -233,8 +234,7 @@ class DockerDiscovery:
 
         bodies = [("docker-events", session.events.follow), ("docker-list", session.list_containers)]
         if self._starting is not None:
-            follow = partial(self._starting.follow, session.events.stopped, session.starting)
-            bodies.append(("docker-starts", follow))
+            bodies.append(("docker-starts", partial(session.follow_starts, self._starting)))
         threads = [threading.Thread(target=run_thread, args=(body,), name=name, daemon=True) for name, body in bodies]
         self._session = session
         for thread in threads:

@@ -2,8 +2,8 @@
 
 The engine names a container once it has started; a program can have taken gigabytes by then. But first containerd makes
 its bundle (``config.json`` of the OCI runtime specification, with the control group's name), then the runtime makes the
-control groups, and only then starts the program. inotify notifies of the bundle, and looks until the groups are there
-take 1 ms each. A container that the engine gives limits of its own is left out: the runtime writes those into its
+control groups, and only then starts the program. inotify notifies of the bundle; its groups are polled for every
+millisecond. A container that the engine gives limits of its own is left out: the runtime writes those into its
 groups meanwhile. So is each whose bundle cannot be read from here: both are found when the engine names them.
 """
 
@@ -16,26 +16,30 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from services._host.cgroupfs import CgroupLayout
 from services._host.moved_files import NewEntries
 
-STATES: Final = ("/run/containerd", "/run/docker/containerd/daemon")
-"""Of a containerd of the system's, and of one that the engine has started."""
+T = TypeVar("T")
+_STATES: Final = ("/run/containerd", "/run/docker/containerd/daemon")
+STATES: Final = (*_STATES, *(f"/proc/1/root{state}" for state in _STATES))
+"""Of a containerd of the system's, and of one that the engine has started; as the host sees them, where this process
+runs in a container with the host's processes."""
 BUNDLES: Final = "io.containerd.runtime.v2.task/moby"
-LOOK_S: Final = 0.001
+POLL_S: Final = 0.001
 WATCH_AGAIN_S: Final = 1.0
 GIVE_UP_S: Final = 5.0
 """After the bundle: the engine prepares a container's network before its groups are made."""
 
 
 @dataclass(slots=True)
-class _Awaited:
+class _Awaited(Generic[T]):
     """A bundle without its groups."""
 
     until_s: float
     """Monotonic."""
+    container: T | None = None
     groups: dict[str, str] | None = None
     """By controller; None: the bundle is not written yet."""
 
@@ -47,41 +51,54 @@ class StartingContainers:
         """``states``: where containerd may have its state."""
         self._layout = layout
         self._directories = [Path(state, BUNDLES) for state in states]
-        self._watched: dict[Path, int] = {}
-        """Inode by directory."""
-        self._awaited: dict[Path, _Awaited] = {}
+        self._watched: set[tuple[int, int]] = set()
+        """Device and inode of each directory."""
 
-    def follow(self, stopped: threading.Event, started: Callable[[str, dict[str, str]], bool]) -> None:
-        """Until stopped, call ``started`` with each container's id and groups by controller; False: call again soon."""
+    def follow(
+        self, stopped: threading.Event, find: Callable[[str], T | None], started: Callable[[T, dict[str, str]], None]
+    ) -> None:
+        """Until stopped, call ``started`` with containers and their groups by controller.
+
+        Args:
+            stopped: ends it, within a quarter of a second.
+            find: the container of an id, as the bundle is found; None: it is not wanted.
+            started: called as soon as all its groups are there, which is before its program runs.
+        """
+        awaited: dict[Path, _Awaited[T]] = {}
         watch_s = 0.0
         with suppress(OSError), NewEntries() as entries:
             while not stopped.is_set():
                 if time.monotonic() >= watch_s:
                     watch_s = time.monotonic() + WATCH_AGAIN_S
-                    self._watch(entries)
-                for directory, name in entries.take(LOOK_S if self._awaited else WATCH_AGAIN_S / 4):
-                    self._await(Path(directory, name))
-                now_s = time.monotonic()
-                for bundle, awaited in list(self._awaited.items()):
-                    if self._is_over(bundle, awaited, started) or now_s > awaited.until_s:
-                        del self._awaited[bundle]
+                    found = self._watch(entries)
+                else:
+                    within_s = POLL_S if awaited else WATCH_AGAIN_S / 4
+                    found = [Path(directory, name) for directory, name in entries.take(within_s)]
+                awaited |= {bundle: _Awaited(time.monotonic() + GIVE_UP_S) for bundle in found}
+                for bundle, each in list(awaited.items()):
+                    if self._is_over(bundle, each, find, started) or time.monotonic() > each.until_s:
+                        del awaited[bundle]
         stopped.wait()  # without inotify: all are found as the engine names them
 
-    def _await(self, bundle: Path) -> None:
-        self._awaited[bundle] = _Awaited(time.monotonic() + GIVE_UP_S)
-
-    def _watch(self, entries: NewEntries) -> None:
-        """Watch the directories that are there by now, and await what they have already."""
+    def _watch(self, entries: NewEntries) -> list[Path]:
+        """Watch the directories that are there by now; returns the bundles that those have already."""
+        found: list[Path] = []
         for directory in self._directories:
             with suppress(OSError):
-                inode = directory.stat().st_ino
-                if self._watched.get(directory) != inode:
+                seen = directory.stat()
+                if (seen.st_dev, seen.st_ino) not in self._watched:
                     entries.watch(str(directory))
-                    self._watched[directory] = inode
-                    for bundle in directory.iterdir():
-                        self._await(bundle)
+                    self._watched.add((seen.st_dev, seen.st_ino))
+                    found += directory.iterdir()
+        return found
 
-    def _is_over(self, bundle: Path, awaited: _Awaited, started: Callable[[str, dict[str, str]], bool]) -> bool:
+    def _is_over(
+        self,
+        bundle: Path,
+        awaited: _Awaited[T],
+        find: Callable[[str], T | None],
+        started: Callable[[T, dict[str, str]], None],
+    ) -> bool:
         if awaited.groups is None:
             config = _config(bundle)
             if config is None:
@@ -89,7 +106,13 @@ class StartingContainers:
             awaited.groups = groups_of(self._layout, config)
             if awaited.groups is None or _has_limits(config):
                 return True
-        return all(Path(group).is_dir() for group in awaited.groups.values()) and started(bundle.name, awaited.groups)
+            awaited.container = find(bundle.name)
+        if awaited.container is None:
+            return True
+        if not all(Path(group).is_dir() for group in awaited.groups.values()):
+            return False
+        started(awaited.container, awaited.groups)
+        return True
 
 
 def _config(bundle: Path) -> dict[str, Any] | None:

@@ -29,19 +29,16 @@ class Lab:
         self.layout = layout
         self.reports: list[str] = []
         self.reported, self.stopped = threading.Event(), threading.Event()
-        self.refusals = 0
+        self.unknown: set[str] = set()
         follow = StartingContainers(layout, (str(base / "state"),)).follow
-        self._thread = threading.Thread(target=follow, args=(self.stopped, self.started), daemon=True)
+        arguments = (self.stopped, lambda each: None if each in self.unknown else each, self.started)
+        self._thread = threading.Thread(target=follow, args=arguments, daemon=True)
         self._thread.start()
 
-    def started(self, container_id: str, groups: dict[str, str]) -> bool:
+    def started(self, container_id: str, groups: dict[str, str]) -> None:
         assert all(Path(group).is_dir() for group in groups.values())
-        if self.refusals:
-            self.refusals -= 1
-            return False
         self.reports.append(container_id)
         self.reported.set()
-        return True
 
     def bundle(self, container_id: str, **resources: dict[str, int]) -> None:
         directory = self.bundles / container_id
@@ -65,13 +62,15 @@ def lab(tmp_path: Path, layout):
     lab.close()
 
 
-def test_a_container_is_reported_once_its_groups_are_there_and_again_until_it_is_taken(lab: Lab) -> None:
-    lab.refusals = 3
-    lab.bundle(ID)
+def test_a_container_is_reported_as_its_groups_appear_and_others_are_not(lab: Lab) -> None:
+    lab.unknown.add(OTHER)
+    for container_id in (OTHER, ID):
+        lab.bundle(container_id)
+    lab.groups(OTHER)
     assert not lab.reported.wait(0.05)
     lab.groups(ID)
     assert lab.reported.wait(60)
-    assert (lab.reports, lab.refusals) == ([ID], 0)
+    assert lab.reports == [ID]
 
 
 @pytest.mark.parametrize("resources", [{"memory": {"limit": 1 << 26}}, {"cpu": {"quota": 50_000}}])
