@@ -167,7 +167,7 @@ class _Session:
 
 
 class _Labels:
-    """Labels of containers that start, by a list: the engine lets nobody inspect a container while it starts it."""
+    """Labels of containers that start, by a list: one cannot be inspected while the engine starts it."""
 
     def __init__(self, events: EngineEvents) -> None:
         self._events = events

@@ -277,10 +277,18 @@ class _Left:
         others = max(int(table.announced[app]) - self.joined(row) - 1, 0)
         competing = ~self.admitted & (rows.app == app)
         competing[row] = False
-        # Reserve the shares of announced containers, minus the limits that some of them have already.
-        kept_us = max(others * int(table.initial_quota_us[app]) - int(holdings.quota_us[competing].sum()), 0)
-        held_bytes = int(holdings.limit_bytes[competing].sum())
-        kept_bytes = max(others * int(table.initial_memory_bytes[app]) - held_bytes, 0)
+        # Reserve the shares of announced containers, and floors of the next ones, minus the limits that they have.
+        enforced = not table.observe_only[app]
+        held_us, held_bytes = holdings.quota_us[competing], holdings.limit_bytes[competing]
+        least_bytes = np.maximum(rows.memory_usage_bytes[competing] + MARGIN_BYTES, table.floor_memory_bytes[app])
+        kept_us = max(
+            others * int(table.initial_quota_us[app]) - int(held_us.sum()),
+            int(np.maximum(table.floor_quota_us[app] - held_us, 0).sum()) * enforced,
+        )
+        kept_bytes = max(
+            others * int(table.initial_memory_bytes[app]) - int(held_bytes.sum()),
+            int(np.maximum(least_bytes - held_bytes, 0).sum()) * enforced,
+        )
         headroom, counted = int(self.headroom[node]), int(self.counted[row])
         return Capacity(
             int(table.cpu_limit_us[app]),
