@@ -267,6 +267,8 @@ class AllocationCycle:
         """Admit, decide and assign, in a step with containers."""
         rows = self.cluster.rows
         rows.admitted[kernel_bounds.retry_due(rows, context.time.now_ns)] = False
+        rows.short_of_cpu &= rows.quota_refusals == 0  # the kernel's word binds it, and the policies know
+        rows.short_of_memory &= rows.limit_refusals == 0
         may_decide = context.decidable
         applying = may_decide & (~rows.admitted | rows.short) & context.eligible[rows.app]
         # At once where it was just found, else once a sample: others are decreased, or updates were lost.
