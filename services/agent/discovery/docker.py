@@ -174,7 +174,7 @@ class _Labels:
         self._client: docker.APIClient | None = None
 
     def find(self, container_id: str) -> Listed | None:
-        """None: it does not carry the label, or its labels cannot be used, or the engine does not answer: a listing follows."""
+        """None: it does not carry the label, or labels that cannot be used, or the engine does not answer."""
         try:
             if self._client is None:
                 self._client = self._events.connect()
