@@ -16,6 +16,8 @@ MIN_QUOTA_US: Final = 1_000
 LEAST_RAISE_US: Final = 1_000
 """What a full node leaves of a raise is written from here on only: a write of a quota refills its bandwidth."""
 MIN_MEMORY_BYTES: Final = 4 << 20
+FLOOR_MEMORY_BYTES: Final = 6 << 20
+"""Docker's smallest limit: runc takes 4 MiB in a container's group before the container's own program runs."""
 MAX_MEMORY_BYTES: Final = 1 << 60
 """Keeps every sum over containers within 64 bits."""
 
@@ -62,6 +64,18 @@ class AppSpec(Message):
         MIN_MEMORY_BYTES
     )
     container_max_memory: Annotated[MemorySize | None, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = None
+    container_floor_cpu: Annotated[
+        float,
+        Field(ge=0.01, description="cores of a container from when it is found, and as long as there are no more"),
+    ] = 0.01
+    container_floor_memory: Annotated[
+        MemorySize,
+        Field(
+            ge=MIN_MEMORY_BYTES,
+            le=MAX_MEMORY_BYTES,
+            description="the same in bytes, or what it uses and a margin if that is more",
+        ),
+    ] = ByteSize(FLOOR_MEMORY_BYTES)
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -84,6 +98,11 @@ class AppSpec(Message):
     def min_quota_us(self) -> int:
         """Smallest quota of a container, never below what the kernel accepts."""
         return max(MIN_QUOTA_US, int(self.container_min_cpu * self.period_us))
+
+    @property
+    def floor_quota_us(self) -> int:
+        """Quota of a container for which there is no more, never below what the kernel accepts."""
+        return max(MIN_QUOTA_US, int(self.container_floor_cpu * self.period_us))
 
     def initial_quota_us(self, containers: int) -> int:
         """Equation 2.1: the CPU limit shared equally, in microseconds per period."""

@@ -19,7 +19,7 @@ class ContainerChange(StrEnum):
     REJECTED = "rejected"
     """Has an invalid turnbuckle label; `reason` says why. It stays unmanaged."""
     REFUSED = "refused"
-    """The application has no capacity for it; `reason` says why. It stays unmanaged."""
+    """The application has no capacity for it: it has no more than its floor, of CPU or of memory; `reason` says why."""
     DRIFTED = "drifted"
     """Its limits were modified externally; `reason` says from what to what, and whether they were restored."""
     CPU_REFUSED = "cpu_refused"
@@ -29,7 +29,8 @@ class ContainerChange(StrEnum):
     """The kernel has refused a limit for a second or longer; `reason` says which values, and why. The event has the
     limits that hold."""
     LIMIT_ACCEPTED = "limit_accepted"
-    """The end of LIMIT_REFUSED: the kernel accepts such a limit again, or none was ordered for longer than a minute."""
+    """The end of LIMIT_REFUSED: the kernel accepts such a limit again, or none was ordered for longer than a minute.
+    Sent by the allocator, the end of REFUSED: there is room."""
 
 
 class ContainerSource(StrEnum):

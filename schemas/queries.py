@@ -32,7 +32,9 @@ class ContainerState(Message):
     memory_limit_bytes: int
     memory_committed_bytes: Annotated[int, renamed("memory_committed_bytes", "memory_held_bytes")]
     admitted: bool
+    """False: it has no limits of the owner's yet, or no more than its floor of CPU or of memory."""
     rejection: Annotated[str, renamed("rejection", "refusal")] = ""
+    """Why it has no more than its floor."""
     report_age_s: float
     kernel_refusal: str = ""
     """Which limits of it the kernel refuses at present, and why."""

@@ -157,7 +157,11 @@ _MESSAGE: Final = (
 )
 _OF_AN_APPLICATION: Final[tuple[tuple[str, Literal["counter", "gauge"], str], ...]] = (
     ("containers", "gauge", "containers that agents report of the application, admitted or not"),
-    ("refused_containers", "gauge", "of these, refused because the application has no capacity left"),
+    (
+        "refused_containers",
+        "gauge",
+        "of these, with no more than their floor because the application has no capacity left",
+    ),
     ("cpu_limit_cores", "gauge", "the application's CPU limit"),
     ("cpu_allocated_cores", "gauge", "sum of its containers' CPU limits; what is left of its limit is its pool"),
     ("memory_limit_bytes", "gauge", "the application's memory limit"),
@@ -310,7 +314,7 @@ _METRICS: Final = (
     MetricSpec(
         "turnbuckle_allocator_refused_containers",
         "gauge",
-        "containers not admitted because the application has no capacity left",
+        "containers with no more than their floor because the application has no capacity left",
     ),
     MetricSpec("turnbuckle_allocator_steps_total", "counter", "allocation steps"),
     MetricSpec("turnbuckle_allocator_changes_total", "counter", "limits changed by decisions"),

@@ -66,7 +66,7 @@ PARTS: Final = (
         ("agent",),
         (
             *_tests("kernel", "docker_discovery pod_discovery"),
-            *_tests("system", "docker foreign_quota late_pods late_sources"),
+            *_tests("system", "containers_without_room docker foreign_quota late_pods late_sources"),
         ),
         _AGENT_AND_ALLOCATOR,
     ),

@@ -22,6 +22,7 @@ from services._runtime.settings_error import UnusableSettingsError
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import InMemoryReserveStore, NoWatchdog, SimulatedApp, SimulatedHost
 from services.agent.discovery.managed import ManagedDiscovery
+from services.agent.discovery.starting import StartingContainers
 from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
 from services.agent.limits.accepted_updates import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
@@ -126,7 +127,7 @@ def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
     discoveries: dict[str, Discovery] = {"exec": ManagedDiscovery(layout, settings.managed_root)}
     timeouts_s = {ContainerSource.EXEC: LISTING_TIMEOUT_S}
     if settings.docker == "auto":
-        discoveries["docker"] = _docker(settings)
+        discoveries["docker"] = _docker(settings, layout)
         timeouts_s[ContainerSource.DOCKER] = settings.docker_timeout_s
     select_pods = None
     if settings.pods == "on":
@@ -148,14 +149,14 @@ def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
     return Backend(host, discoveries, reserves, watchdog, holder.token, closers, timeouts_s, select_pods)
 
 
-def _docker(settings: AgentSettings) -> DockerDiscovery:
+def _docker(settings: AgentSettings, layout: CgroupLayout) -> DockerDiscovery:
     try:
         from services.agent.discovery.docker import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
     except ModuleNotFoundError as error:
         raise UnusableSettingsError(
             f"{package_missing(error.name or 'docker', 'agent')}; or set TURNBUCKLE_AGENT__DOCKER=off"
         ) from error
-    return DockerDiscovery(settings.docker_url)
+    return DockerDiscovery(settings.docker_url, starting=StartingContainers(layout))
 
 
 def _pods(settings: AgentSettings, layout: CgroupLayout) -> PodDiscovery:

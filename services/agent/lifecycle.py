@@ -34,8 +34,7 @@ class ContainerLifecycle:
 
     def found(self, container: FoundContainer, now_ns: int) -> str | None:
         """Start to sample a container; returns its key, or None if it is known already or has vanished."""
-        if self._inventory.confirm(container.container_id):
-            self._drop_restarted(container.container_id, now_ns)
+        self._inventory.confirm(container.container_id)
         member = self._containers.open(container)
         if member is None:
             return None
@@ -56,11 +55,12 @@ class ContainerLifecycle:
         gone = self._inventory.answered(answer.source, exists=answer.exists)
         return [removed for container_id in gone if (removed := self.remove(container_id, now_ns)) is not None]
 
-    def _drop_restarted(self, container_id: str, now_ns: int) -> None:
-        """It was only recorded. If it was restarted before its source named it, it has new control groups."""
+    def remove_restarted(self, container_id: str, now_ns: int) -> Removed | None:
+        """Before `found`: one that was restarted has new control groups; forget the old ones, if they are known."""
         key = self._containers.key_of(container_id)
-        if key is not None and self._containers.managed[key].handle.read() is None:
-            self.remove(container_id, now_ns)
+        if key is None or self._containers.managed[key].handle.read() is not None:
+            return None
+        return self.remove(container_id, now_ns)
 
     def remove(self, container_id: str, now_ns: int) -> Removed | None:
         """Forget a container; returns it if it was managed."""

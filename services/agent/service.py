@@ -96,7 +96,8 @@ class Agent:
             warns_of_overcommit=settings.cpu_overcommit == "warn",
         )
         node = assemble(self._incarnation, host, backend.reserves, options)
-        self._limits = LimitLoop(self._runtime, node.limits, self._flush, partial(self._report_cpu_refusal, node))
+        report = partial(self._report_cpu_refusal, node)
+        self._limits = LimitLoop(self._runtime, node.limits, self._flush, report, partial(self._publish_new, node))
         self._name.on_serving = self._limits.specs.read_all
         await self._name.try_hold(self._info(node, backend))
         self.node = node
@@ -196,6 +197,12 @@ class Agent:
         if self._name.unconfirmed is None:
             self._bus.publish(CFS.subject(self._bus.root, app=batch.app, node=batch.node), batch)
 
+    def _publish_new(self, node: Node, app: str) -> None:
+        """At once, not with the next sample: containers of it have their floor, and wait for more."""
+        self._flush()
+        self._publish_batch(node.sampler.first_batch(app, self._clock.time_ns()))
+        self._bus.write_now()
+
     # -- limits ------------------------------------------------------------------------------------------------
 
     async def _apply(self, delivery: Delivery) -> Message:
@@ -224,6 +231,10 @@ class Agent:
             return
         match change:
             case FoundContainer():
+                if (
+                    old := node.lifecycle.remove_restarted(change.container_id, self._clock.monotonic_ns())
+                ) is not None:
+                    self._exited(node, old)
                 self._adopt(change, node.lifecycle.found)
             case GoneContainer():
                 self._events.forget_rejection(change.container_id)

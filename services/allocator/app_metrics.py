@@ -43,7 +43,7 @@ def app_metrics(allocation: AllocationCycle, count: int) -> dict[str, tuple[floa
     rows, pools, apps = cluster.rows, allocation.pools(), len(cluster.apps)
     containers = np.bincount(rows.app, minlength=apps)
     used_bytes = per_app(rows.app, rows.memory_usage_bytes, apps)
-    refused = per_app(rows.app, ~rows.admitted & (rows.refusals > 0), apps)
+    refused = per_app(rows.app, rows.short, apps)
 
     def values(app: str) -> tuple[float, ...]:
         at, totals = cluster.app_index(app), cluster.usage.of(cluster.app_index(app))

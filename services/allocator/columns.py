@@ -77,8 +77,11 @@ class Rows:
     """Whether the agent has acknowledged this allocator's epoch for the row's application."""
     unreported: BoolArray
     """Not reported since its agent restarted: counts with its last limits, receives no updates."""
-    refusals: IntArray
-    """Consecutive steps in which admission was refused."""
+    short_of_cpu: BoolArray
+    """It has its floor only, because its application had not even its minimum free (`state.admission`)."""
+    short_of_memory: BoolArray
+    short_samples: IntArray
+    """Samples for which it has been short of either."""
     mismatches: IntArray
     """Consecutive reports whose kernel values differ from the ordered ones."""
     defied: IntArray
@@ -131,13 +134,21 @@ class Rows:
     oom_kills: IntArray
     """Since the container was found; -1: no sample yet."""
 
-    _BOOLEAN = ("acked", "admitted", "observe_only", "fenced", "unreported", "fresh", "own_limit")
+    _BOOLEAN = (
+        *("acked", "admitted", "observe_only", "fenced", "unreported", "fresh", "own_limit"),
+        *("short_of_cpu", "short_of_memory"),
+    )
 
     def __init__(self) -> None:
         self.count = 0
         self.columns = [name for name in Rows.__annotations__ if not name.startswith("_")]
         for name in self.columns:
             setattr(self, name, np.zeros(0, dtype=np.bool_ if name in self._BOOLEAN else np.int64))
+
+    @property
+    def short(self) -> BoolArray:
+        """Rows that have their floor only, of CPU or of memory."""
+        return self.short_of_cpu | self.short_of_memory
 
     def append(self, count: int) -> IntArray:
         """Add zeroed rows; returns their indices."""

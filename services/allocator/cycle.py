@@ -34,7 +34,12 @@ from services.allocator.cpu import pipeline as cpu
 from services.allocator.memory import policy as memory
 from services.allocator.memory import reserves
 from services.allocator.state import kernel_bounds
-from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions
+from services.allocator.state.admission import (
+    SHARE_SAMPLES,
+    Admitted,
+    admit_pending,
+    apply_admissions,
+)
 from services.allocator.state.app_parameters import AppTable, build_table
 from services.allocator.state.budget import (
     Holdings,
@@ -70,12 +75,14 @@ POOLS_EVERY_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class RefusedContainer:
-    """A container for which its application has no capacity."""
+    """A container that has no more than its floor, because its application has no capacity."""
 
     app: str
     node: str
     container: str
     reason: str
+    ended: bool = False
+    """It has more now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ class Outcome:
     updates: tuple[LimitUpdate, ...] = ()
     decisions: tuple[LimitDecisions, ...] = ()
     refusals: tuple[RefusedContainer, ...] = ()
-    """New ones only."""
+    """New ones, and those that have ended."""
 
 
 Send = Callable[[tuple[LimitUpdate, ...]], None]
@@ -116,7 +123,7 @@ class AllocationCycle:
         self.cluster = ClusterState()
         self.step_count = 0
         self.refusals: dict[tuple[str, str], str] = {}
-        """Why (node, container) is not admitted."""
+        """Why (node, container) has no more than its floor."""
         self.kernel_reasons: dict[tuple[str, str, str], str] = {}
         """Why the kernel refuses a limit, by (node, container, ``cpu`` or ``memory``)."""
         self.inventory = NodeInventory(longest_wait_s)
@@ -288,27 +295,37 @@ class AllocationCycle:
         """Admit, decide and assign, in a step with containers."""
         rows = self.cluster.rows
         rows.admitted[kernel_bounds.retry_due(rows, context.time.now_ns)] = False
+        rows.short_of_cpu &= rows.quota_refusals == 0  # the kernel's word binds it, and the policies know
+        rows.short_of_memory &= rows.limit_refusals == 0
         may_decide = context.decidable
-        applying = may_decide & ~rows.admitted & context.eligible[rows.app]
-        waiting = applying & rows.fresh
-        refused: list[PendingRefusal] = []
-        if waiting.any():
-            context, refused = self._admit(context, np.flatnonzero(waiting))
+        applying = may_decide & (~rows.admitted | rows.short) & context.eligible[rows.app]
+        # At once where it was just found, else once a sample: others are decreased, or updates were lost.
+        ready = applying & (rows.fresh | (~rows.admitted & (rows.sampled_ns == 0)))
+        first = [ready & (~rows.admitted | short) for short in (rows.short_of_cpu, rows.short_of_memory)]
+        admitted = []
+        if ready.any():
+            admitted = admit_pending(context, np.flatnonzero(ready))
+            apply_admissions(rows, admitted, self._reasons)
+            context = context.updated()
         # Also for nodes without a batch in this step: else their share would be assigned between two of their batches.
-        self._pending = capacity_for_pending(context, applying & ~rows.admitted)
+        lacking = [applying & (~rows.admitted | short) for short in (rows.short_of_cpu, rows.short_of_memory)]
+        self._pending = capacity_for_pending(context, *lacking)
         context = replace(context, pending=self._pending)
-        # A container admitted in this step keeps its initial limits: there is only one sample of it.
-        decidable = may_decide & rows.admitted & ~waiting
+        # A first limit is kept in this step: no sample is of it.
+        cpu_rows, memory_rows = (
+            may_decide & rows.admitted & ~(new | lacks) for new, lacks in zip(first, lacking, strict=True)
+        )
         defying = self.cluster.rows_of(self.inventory.defying)
-        quota_us = self.cpu.targets(context, decidable & ~defying, self._reasons[0])
+        quota_us = self.cpu.targets(context, cpu_rows & ~defying, self._reasons[0])
         if defying.any():
             # They ask for what they claim to use: within a policy that would be taken from the others.
-            mine = decidable & defying
+            mine = cpu_rows & defying
             quota_us[mine] = np.minimum(quota_us, self._equal_parts(context))[mine]
-        limit_bytes = self.memory.targets(context, decidable, self._reasons[1])
+        limit_bytes = self.memory.targets(context, memory_rows, self._reasons[1])
+        refusals = self._new_refusals(admitted)
         rows.fresh[:] = False
         self._assign(context, quota_us, limit_bytes)
-        return self._send(context, before, self._new_refusals(refused), send=send)
+        return self._send(context, before, refusals, send=send)
 
     def request_memory(self, request: MemoryRequest, time: StepTime) -> tuple[MemoryReply, Outcome]:
         """Answer a memory request (thesis 2.4.4.2): refill the reserve, reclaim from others, or say why not."""
@@ -425,12 +442,6 @@ class AllocationCycle:
             np.where(rows.admitted, rows.limit_ordered_bytes, rows.limit_bytes),
         )
 
-    def _admit(self, context: StepContext, waiting: IntArray) -> tuple[StepContext, list[PendingRefusal]]:
-        """Admit the rows ``waiting``; the context afterwards, and the refusals."""
-        admitted, refused = admit_pending(context, waiting)
-        apply_admissions(self.cluster.rows, admitted, refused, self._reasons)
-        return context.updated() if admitted else context, refused
-
     def _assign(self, context: StepContext, quota_us: IntArray, limit_bytes: IntArray) -> None:
         """Order targets as far as there is free capacity; what remains is deferred."""
         rows = self.cluster.rows
@@ -490,19 +501,27 @@ class AllocationCycle:
         """Resync rows whose update failed or was lost, unless a newer one is in flight."""
         resync(self.cluster.rows, index[self.cluster.rows.limit_update_seq[index] == seq])
 
-    def _new_refusals(self, refused: list[PendingRefusal]) -> tuple[RefusedContainer, ...]:
-        """Record refusals; returns the new ones."""
-        cluster, new = self.cluster, []
-        for case in refused:
-            node, key = cluster.nodes[int(cluster.rows.node[case.row])].name, cluster.keys[case.row]
-            if case.report and (node, key) not in self.refusals:
-                new.append(RefusedContainer(cluster.apps[int(cluster.rows.app[case.row])], node, key, case.reason))
-                self.refusals[node, key] = case.reason
-        if self.refusals:
-            waiting = np.flatnonzero(~cluster.rows.admitted).tolist()
-            names = {(cluster.nodes[int(cluster.rows.node[row])].name, cluster.keys[row]) for row in waiting}
-            self.refusals = {name: reason for name, reason in self.refusals.items() if name in names}
-        return tuple(new)
+    def _new_refusals(self, admitted: list[Admitted]) -> tuple[RefusedContainer, ...]:
+        """Record which containers have no more than their floor, and why; returns what is new, or has ended."""
+        rows, cluster, known = self.cluster.rows, self.cluster, self.refusals
+        new = {case.row: case.limits.shortages for case in admitted if case.limits.shortages}
+        if not (new or known):
+            return ()
+        self.refusals, changes = {}, []
+        for row in np.flatnonzero(rows.short).tolist():
+            name, shortages = (cluster.nodes[int(rows.node[row])].name, cluster.keys[row]), new.get(row, [])
+            if rows.short_samples[row] >= SHARE_SAMPLES or any(each.permanent for each in shortages):
+                reason = "; ".join(each.reason for each in shortages) or known.get(name, "")
+                self.refusals[name] = reason
+                if name not in known:
+                    changes.append(RefusedContainer(cluster.apps[int(rows.app[row])], *name, reason))
+        for node_name, key in known.keys() - self.refusals.keys():
+            node = cluster.node_index(node_name)
+            [place] = cluster.find_rows(node, [key]) if node is not None else [None]
+            if place is not None:
+                app, reason = cluster.apps[int(rows.app[place])], f"there is room, after: {known[node_name, key]}"
+                changes.append(RefusedContainer(app, node_name, key, reason, ended=True))
+        return tuple(changes)
 
     def _send(
         self,

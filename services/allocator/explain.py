@@ -10,7 +10,8 @@ from schemas.queries import AppState, Explanation
 from schemas.reasons import Reason, Resource, quantity, sentence
 
 MAX_NAMED: Final = 3
-"""Containers of which a summary says what the kernel refuses; more are counted."""
+"""Containers of which a summary says why they have no more than their floor, or what the kernel refuses; more are
+counted."""
 
 
 def explain(
@@ -62,15 +63,22 @@ def explanations(decisions: LimitDecisions) -> Iterator[Explanation]:
 def summary(state: AppState) -> str:
     """One application in a sentence."""
     spec, waiting = state.spec, sum(not container.admitted for container in state.containers)
-    refused = [f"{each.container}: {each.kernel_refusal}" for each in state.containers if each.kernel_refusal]
-    more = [f"{len(refused) - MAX_NAMED} more of which it refuses limits"] if len(refused) > MAX_NAMED else []
+    refused = [each.rejection for each in state.containers if each.rejection]
+    refused += [f"{each.container}: {each.kernel_refusal}" for each in state.containers if each.kernel_refusal]
+    more = [f"{len(refused) - MAX_NAMED} more of which limits are refused"] if len(refused) > MAX_NAMED else []
     verb = "would hold" if spec.mode == "observe" else "hold"
     return (
         f"{len(state.containers)} containers {verb} {quantity('cpu', state.cpu_committed_us)} of {spec.cpu_limit:.2f} "
         f"and {quantity('memory', state.memory_committed_bytes)} of {quantity('memory', int(spec.memory_limit))} "
         f"(policy {spec.policy}, mode {spec.mode})"
         + "; ".join(
-            ["", *([f"{waiting} not admitted"] if waiting else []), *state.node_warnings, *refused[:MAX_NAMED], *more]
+            [
+                "",
+                *([f"{waiting} not admitted, with no more than their floor"] if waiting else []),
+                *state.node_warnings,
+                *refused[:MAX_NAMED],
+                *more,
+            ]
         )
     )
 

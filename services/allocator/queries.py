@@ -157,7 +157,7 @@ class Queries:
                 memory_usage_bytes=int(rows.memory_usage_bytes[row]),
                 memory_limit_bytes=int(rows.limit_bytes[row]),
                 memory_committed_bytes=int(limit_held[row]),
-                admitted=bool(rows.admitted[row]),
+                admitted=bool(rows.admitted[row]) and (node, cluster.keys[row]) not in allocation.refusals,
                 rejection=allocation.refusals.get((node, cluster.keys[row]), ""),
                 report_age_s=(now_ns - int(rows.report_ns[row])) / 1e9,
                 kernel_refusal=allocation.kernel_refusal(row, now_ns),

@@ -332,7 +332,7 @@ class Allocator:
 
     def _publish_refusal(self, refusal: RefusedContainer) -> None:
         event = ContainerEvent(
-            change=ContainerChange.REFUSED,
+            change=ContainerChange.LIMIT_ACCEPTED if refusal.ended else ContainerChange.REFUSED,
             app=refusal.app,
             node=refusal.node,
             container=refusal.container,
@@ -344,7 +344,9 @@ class Allocator:
         )
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=refusal.app, node=refusal.node)
         self._bus.publish_event(subject, event, message_id=f"refused-{refusal.container}-{event.time_ns}")
-        self._log.warning("container_refused", app=refusal.app, container=refusal.container, reason=refusal.reason)
+        log = self._log.info if refusal.ended else self._log.warning
+        event_name = "container_has_room" if refusal.ended else "container_refused"
+        log(event_name, app=refusal.app, container=refusal.container, reason=refusal.reason)
 
     def _register_metrics(self) -> None:
         cluster, allocation, membership = self._allocation.cluster, self._allocation, self._membership

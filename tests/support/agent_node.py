@@ -27,6 +27,7 @@ class Node:
         return self.sampler.polls_between_samples
 
     def found(self, container):
+        self.lifecycle.remove_restarted(container.container_id, self.now_ns)
         return self.lifecycle.found(container, self.now_ns)
 
     def recorded(self, container):

@@ -117,8 +117,12 @@ class Rules:
         spec = self.specs[app]
         limit_bytes = sum(max(reading.limit_bytes, 0) for reading in groups.values())
         quota_us = sum(max(reading.quota_us, 0) for reading in groups.values())
-        self._compare(time_s, (app, "bytes"), limit_bytes, int(spec.memory_limit))
-        self._compare(time_s, (app, "us"), quota_us, spec.cpu_limit_us)
+        # A container that has its floor, and no more, counts: nothing is raised until the sum fits (decision 117).
+        floors_us = sum(reading.quota_us == spec.floor_quota_us for reading in groups.values()) * spec.floor_quota_us
+        floor_bytes = int(spec.container_floor_memory)
+        floors_bytes = sum(reading.limit_bytes == floor_bytes for reading in groups.values()) * floor_bytes
+        self._compare(time_s, (app, "bytes"), limit_bytes, int(spec.memory_limit) + floors_bytes)
+        self._compare(time_s, (app, "us"), quota_us, spec.cpu_limit_us + floors_us)
         self.highest_limit_share = max(self.highest_limit_share, limit_bytes / spec.memory_limit)
         recent = self._recent[app]
         recent.append(_Recent(time_s, sum(reading.usage_bytes for reading in groups.values()), len(groups)))
@@ -188,7 +192,9 @@ class Rules:
         self.newest[batch.app, batch.node] = batch
         self.batches += 1
         held_bytes = held_by(batch)
-        if held_bytes > spec.memory_limit:
+        floor_bytes = int(spec.container_floor_memory)
+        floors_bytes = batch.column("memory_limit_bytes").tolist().count(floor_bytes) * floor_bytes
+        if held_bytes > spec.memory_limit + floors_bytes:
             self._violated(time_s, f"{batch.app}: {batch.node} reports {held_bytes} of {int(spec.memory_limit)} bytes")
 
     def decisions(self, time_s: float, decisions: LimitDecisions) -> None:

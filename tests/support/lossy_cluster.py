@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
@@ -50,6 +52,8 @@ class LossyCluster:
     epoch: int = 0
     incarnation: int = 0
     names: int = 0
+    _sums: tuple[int, int] = (0, 0)
+    """Of quotas and memory limits, when they were last compared."""
 
     def __post_init__(self):
         self.machines = [Machine("n1"), Machine("n2")]
@@ -221,3 +225,27 @@ class LossyCluster:
         books = [machine.host.reserve_store.read() for machine in self.machines]
         reserves = sum(reserve.left_bytes for book in books for reserve in book.values())
         return reserves + sum(container.limit_bytes for container in self.containers() if container.limit_bytes > 0)
+
+    def limit_holds(self, spare_bytes=0):
+        """Fails where limits add up to more than the application's and the floors of those that had no room.
+
+        Where they do for another reason, because a floor's owner was replaced, they do not rise.
+        """
+        floor_us, floor_bytes = floors(self.allocation)
+        sums = self.quota_sum_us(), self.memory_sum_bytes()
+        assert sums[0] <= max(self.spec.cpu_limit_us + floor_us, self._sums[0])
+        assert sums[1] <= max(self.spec.memory_limit + floor_bytes + spare_bytes, self._sums[1])
+        self._sums = sums
+
+
+def floors(allocation):
+    """Quotas and memory limits of containers that hold, or are about to, their floor because there was no room."""
+    rows = allocation.cluster.rows
+    quota_us, limit_bytes = (
+        np.maximum(held, inflight)[short].sum()
+        for held, inflight, short in (
+            (rows.quota_us, rows.quota_inflight_us, rows.short_of_cpu),
+            (rows.limit_bytes, rows.limit_inflight_bytes, rows.short_of_memory),
+        )
+    )
+    return int(quota_us), int(limit_bytes)

@@ -20,10 +20,10 @@ LEAST_S = 15.0
 
 
 def assert_never_above(seen: Observation, spec: AppSpec, least_rate_hz: float = 10) -> None:
-    """Within the limit in every sample, and there were enough of them to say so."""
+    """Within the limit, but for the floor of one that has come, in every sample, and there were enough of those."""
     assert len(seen.samples) >= least_rate_hz * seen.duration_s, f"{len(seen.samples)} in {seen.duration_s:.1f} s"
-    assert seen.highest_quota_us <= spec.cpu_limit_us
-    assert seen.highest_limit_bytes <= spec.memory_limit
+    assert seen.highest_quota_us <= spec.cpu_limit_us + spec.floor_quota_us
+    assert seen.highest_limit_bytes <= spec.memory_limit + spec.container_floor_memory
 
 
 class Churn:

@@ -1,7 +1,8 @@
 """Discovery of Docker containers by their labels, through the Docker Engine API.
 
 Level-triggered: an event only triggers a listing, and a listing comes every few seconds too, so nothing depends on
-an event arriving. The docker package blocks, so two daemon threads use it and hand over to the event loop.
+an event arriving. The docker package blocks, so two daemon threads use it and hand over to the event loop. A third one
+reports containers as they start (`services.agent.discovery.starting`), before the engine does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +20,7 @@ from docker.errors import NotFound
 from schemas.containers import ContainerSource
 from services._host.docker_engine import FAILURES, FIRST_RETRY_S, LAST_RETRY_S, EngineEvents
 from services.agent.discovery.labels import APP_LABEL, NAME_LABEL, refuse_names
+from services.agent.discovery.starting import StartingContainers
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 RELIST_S: Final = 5.0
@@ -27,7 +30,7 @@ _EVENTS: Final = ["start", "restart", "die", "destroy", "rename"]
 
 
 class Listed(NamedTuple):
-    """A running container that carries the label."""
+    """A container that carries the label."""
 
     container_id: str
     app: str
@@ -36,15 +39,17 @@ class Listed(NamedTuple):
 
 def labelled_containers(rows: Iterable[Mapping[str, Any]]) -> list[Listed]:
     """From the engine's answer to ``GET /containers/json``: paused containers are in it, restarting ones left out."""
-    found = []
-    for row in rows:
-        labels = row.get("Labels") or {}
-        if APP_LABEL not in labels or row.get("State") == "restarting":
-            continue
-        own_names = [name[1:] for name in row.get("Names") or () if name.count("/") == 1]  # others are links' aliases
-        name = labels.get(NAME_LABEL) or (own_names[0] if own_names else "")
-        found.append(Listed(row["Id"], labels[APP_LABEL], name))
-    return found
+    running = (row for row in rows if row.get("State") != "restarting")
+    return [listed for row in running if (listed := _listed(row)) is not None]
+
+
+def _listed(row: Mapping[str, Any]) -> Listed | None:
+    """None: it does not carry the label."""
+    labels = row.get("Labels") or {}
+    if APP_LABEL not in labels:
+        return None
+    own_names = [name[1:] for name in row.get("Names") or () if name.count("/") == 1]  # others are links' aliases
+    return Listed(row["Id"], labels[APP_LABEL], labels.get(NAME_LABEL) or (own_names[0] if own_names else ""))
 
 
 class ContainerTable:
@@ -55,6 +60,13 @@ class ContainerTable:
         self._pids: dict[str, int] = {}
         self._rejected: set[str] = set()
 
+    def starting(self, listed: Listed, groups: Mapping[str, str]) -> FoundContainer:
+        """Report of a container whose control groups have just been made; a listing confirms it later."""
+        self._pids.pop(listed.container_id, None)  # restarted: a listing from before must not report it as gone
+        return FoundContainer(
+            listed.container_id, listed.app, listed.name, ContainerSource.DOCKER, directories=dict(groups)
+        )
+
     def update(self, listing: list[Listed], inspect_pid: Callable[[str], int]) -> list[Discovered]:
         """Reports for a listing. `inspect_pid` gives the init process, 0 where there is none (any more).
 
@@ -63,7 +75,7 @@ class ContainerTable:
         """
         reports: list[Discovered] = []
         ids = {listed.container_id for listed in listing}
-        for gone in [known for known in self._pids if known not in ids]:
+        for gone in [known for known in list(self._pids) if known not in ids]:
             reports += self._forget(gone)
         self._rejected &= ids
         for listed in listing:
@@ -146,12 +158,50 @@ class _Session:
         for report in self._table.update(labelled_containers(rows), inspect_pid):
             self._report(report)
 
+    def follow_starts(self, starting: StartingContainers) -> None:
+        """Report containers as they start, until stopped."""
+        starting.follow(self.events.stopped, _Labels(self.events).find, self._report_starting)
+
+    def _report_starting(self, listed: Listed, groups: Mapping[str, str]) -> None:
+        self._report(self._table.starting(listed, groups))
+
+
+class _Labels:
+    """Labels of containers that start, by a list: one cannot be inspected while the engine starts it."""
+
+    def __init__(self, events: EngineEvents) -> None:
+        self._events = events
+        self._client: docker.APIClient | None = None
+
+    def find(self, container_id: str) -> Listed | None:
+        """None: it does not carry the label, or labels that cannot be used, or the engine does not answer."""
+        try:
+            if self._client is None:
+                self._client = self._events.connect()
+            rows = self._client.containers(all=True, filters={"id": container_id, "label": APP_LABEL})
+        except FAILURES:
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
+            return None
+        listed = _listed(rows[0]) if rows else None
+        return None if listed is None or refuse_names(listed.app, listed.name) else listed
+
 
 class DockerDiscovery:
     """Reports running containers with the label ``turnbuckle.app``, however they were started."""
 
-    def __init__(self, base_url: str | None = None, relist_s: float = RELIST_S) -> None:
-        """Connect to the engine at `base_url` (``unix://...``, ``tcp://...``), by default where DOCKER_HOST says."""
+    def __init__(
+        self, base_url: str | None = None, relist_s: float = RELIST_S, starting: StartingContainers | None = None
+    ) -> None:
+        """Begin with `run`.
+
+        Args:
+            base_url: of the engine (``unix://...``, ``tcp://...``); None: where DOCKER_HOST says.
+            relist_s: seconds between listings without an event.
+            starting: reports containers before the engine does; None: nothing does.
+        """
+        self._starting = starting
         self._base_url = base_url
         self._relist_s = relist_s
         self._session: _Session | None = None
@@ -182,10 +232,10 @@ class DockerDiscovery:
                 error = caught
             hand_over(ended.put_nowait, error)
 
-        threads = [
-            threading.Thread(target=run_thread, args=(body,), name=name, daemon=True)
-            for name, body in (("docker-events", session.events.follow), ("docker-list", session.list_containers))
-        ]
+        bodies = [("docker-events", session.events.follow), ("docker-list", session.list_containers)]
+        if self._starting is not None:
+            bodies.append(("docker-starts", partial(session.follow_starts, self._starting)))
+        threads = [threading.Thread(target=run_thread, args=(body,), name=name, daemon=True) for name, body in bodies]
         self._session = session
         for thread in threads:
             thread.start()

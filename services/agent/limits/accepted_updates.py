@@ -30,7 +30,7 @@ from typing import NamedTuple
 from schemas.apps import LEAST_RAISE_US, MIN_QUOTA_US, PERIOD_US
 from schemas.limits import LimitUpdate, RowStatus
 from schemas.reasons import Resource
-from services._host.cgroup_snapshot import UNLIMITED
+from services._host.cgroup_snapshot import UNLIMITED, Limits
 from services.agent.containers import ContainerLimits, ContainerSet, Incarnation
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.node_budget import REPORT_INTERVAL_NS
@@ -44,6 +44,8 @@ class SpecLimit:
     cpu_us: int
     """Per period, over all its containers."""
     memory_bytes: int
+    floor: Limits | None = None
+    """What a container without limits is given as soon as it is found; None: the application is only observed."""
 
 
 @dataclass(slots=True)

@@ -12,12 +12,14 @@ from typing import Final, NamedTuple
 from schemas.limits import LimitReply, LimitsApplied, LimitUpdate, RowStatus
 from schemas.message import ROW_SEPARATOR
 from schemas.reasons import Resource
+from services._host.cgroup_snapshot import UNLIMITED
 from services.agent.containers import ContainerSet
 from services.agent.limits.accepted_updates import Admission, NodeCpuBudget, Plan, RowPlan, SpecLimit, UpdateLog
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
 from services.agent.limits.refused_limits import RefusedLimits, RefusedWrite
 from services.agent.memory.controller import MemoryController
+from services.agent.memory.growth import MARGIN_BYTES, PAGE_BYTES
 from services.agent.memory.node_budget import NodeBudget, UpdateHeadroom
 
 
@@ -56,6 +58,8 @@ _REASONS: Final = {
 _WITH_A_REASON: Final = frozenset({RowStatus.FAILED, RowStatus.NODE_BUDGET})
 _OVER_LIMIT: Final = "beyond what is announced of its application"
 _IN_USE: Final = "the memory is in use, or was granted within the last second to one that grows"
+_FLOOR_ORDER: Final = (0, 0)
+"""Before every limit update."""
 _GONE_KEPT: Final = 4_096
 """Containers that have gone, of which the application is remembered."""
 
@@ -119,6 +123,28 @@ class LimitExecutor:
         for container, order in plan.superseded:
             self._settle_row(container, order, RowStatus.SUPERSEDED)
         self._finish(pending)
+
+    def write_floors(self, app: str, now_ns: int) -> bool:
+        """Give the application's containers that have no limit of CPU, or of memory, their floor; whether any had none.
+
+        The owner, which counts it, raises it once it has admitted them. Until then it holds, also where no owner is.
+        """
+        spec = None if self.spec_limits is None else self.spec_limits.get(app)
+        if spec is None or spec.floor is None:
+            return False
+        found = False
+        for key in self.containers.of_app(app):
+            limits = self.containers.limits[key]
+            if limits.quota_us == UNLIMITED and not limits.quota_ordered:
+                found = limits.quota_ordered = True
+                self._write_quota(key, spec.floor.quota_us, _FLOOR_ORDER, now_ns)
+            state = self.containers.managed[key].handle.read_memory()
+            if limits.limit_bytes == UNLIMITED and not limits.limit_ordered and state is not None:
+                found = limits.limit_ordered = True
+                self._memory.control(key, now_ns)
+                least_bytes = -(-(state.usage_bytes + MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
+                self._write_admitted(key, max(spec.floor.memory_bytes, least_bytes), _FLOOR_ORDER, now_ns)
+        return found
 
     def poll_decreases(self, now_ns: int) -> None:
         """Read the containers whose boundary is due and write the decreases that may be written."""

@@ -1,8 +1,9 @@
 """Limit updates on the event loop: AppSpecs are read, rows applied, lower quotas timed, failures logged and traced.
 
-No limit update passes the limits of the AppSpecs (`SpecReader`). They are read from the bucket `apps`, seldom: when an
-application's first container starts, every half minute, and before an update that would pass the known limits: the
-AppSpec may have been written, or raised, since it was read.
+No limit update passes the limits of the AppSpecs (`SpecReader`). They are read from the bucket `apps`, seldom: when a
+container starts, every half minute, and before an update that would pass the known limits: the AppSpec may have been
+written, or raised, since it was read. Containers of an enforced application that have no limits are given their floor
+with each reading, and also where none succeeds.
 
 Spans are made of updates that change memory, or fail. CPU follows usage ten times a second: where that succeeds the
 allocator's span of the request is enough, and one of the agent's beside it would be a third of what tracing costs a
@@ -20,6 +21,7 @@ from schemas.apps import AppSpec
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.streams import APPS
 from schemas.subjects import LIMITS_APPLIED
+from services._host.cgroup_snapshot import Limits
 from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import Logger, LogLimiter
@@ -41,6 +43,7 @@ class LimitLoop:
         executor: LimitExecutor,
         flush: Callable[[], None],
         on_refusal: Callable[[Refusal], None],
+        on_floors: Callable[[str], None],
     ) -> None:
         """Begin.
 
@@ -49,8 +52,9 @@ class LimitLoop:
             executor: writes.
             flush: called once an update's rows are begun: memory control may have something to publish.
             on_refusal: called with a raise that the node's CPU budget refuses.
+            on_floors: called with an application of which containers were given their floor.
         """
-        self.specs = SpecReader(runtime, executor)
+        self.specs = SpecReader(runtime, executor, on_floors)
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._executor = executor
@@ -123,8 +127,11 @@ _SPEC_WARN_INTERVAL_S: Final = 10.0
 class SpecReader:
     """Keeps a node's bounds up to date."""
 
-    def __init__(self, runtime: Runtime[AgentSettings], executor: LimitExecutor) -> None:
+    def __init__(
+        self, runtime: Runtime[AgentSettings], executor: LimitExecutor, on_floors: Callable[[str], None]
+    ) -> None:
         self.rejected_updates = 0
+        self._on_floors = on_floors
         self._runtime = runtime
         self._clock = runtime.clock
         self._containers = executor.containers
@@ -138,9 +145,8 @@ class SpecReader:
         runtime.telemetry.observe("turnbuckle_agent_rejected_limit_updates_total", lambda: self.rejected_updates)
 
     def read_soon(self, app: str) -> None:
-        """A container of it has started."""
-        if app not in self._read_s:
-            self._spawn_reads([app])
+        """A container of it has started: one that has no limits gets its floor, by the AppSpec of now."""
+        self._spawn_reads([app])
 
     async def refresh(self, update: LimitUpdate) -> bool:
         """To be awaited before each update: read again the AppSpecs whose limits it would pass. True: none."""
@@ -192,6 +198,8 @@ class SpecReader:
                 await self._clock.sleep_until(after_s)
             self._read_s[app] = self._clock.monotonic()
             await self._read(app)
+            if self._executor.write_floors(app, self._clock.monotonic_ns()):
+                self._on_floors(app)
         finally:
             if self._reading.get(app) is ended:
                 del self._reading[app]
@@ -206,7 +214,8 @@ class SpecReader:
             return
         spec = entry.message if entry is not None else None
         if isinstance(spec, AppSpec) and spec.name == app:
-            self._limits[app] = SpecLimit(spec.cpu_limit_us, int(spec.memory_limit))
+            floor = Limits(spec.floor_quota_us, int(spec.container_floor_memory)) if spec.mode == "enforce" else None
+            self._limits[app] = SpecLimit(spec.cpu_limit_us, int(spec.memory_limit), floor)
         else:
             self._limits[app] = None
 

@@ -189,6 +189,19 @@ class Sampler:
         apps = [(app, part) for app, part in order.apps if new[part].any()]
         return self._build(order, sample, self._expected(order), apps, wall_ns)
 
+    def first_batch(self, app: str, wall_ns: int) -> CfsBatch:
+        """Between two samples: the limits and the memory of an application with new containers, and no usage of CPU."""
+        order, samples = self._containers.order, self._containers.samples
+        samples.reorder(order.keys)
+        memory_bytes = samples.memory_bytes.copy()
+        for row in np.flatnonzero(samples.read_ns == NEVER).tolist():
+            state = order.handles[row].read_memory()
+            memory_bytes[row] = 0 if state is None else state.usage_bytes
+        nothing = np.zeros(len(order.keys), dtype=np.int64)
+        sample = PeriodSample(nothing, nothing, nothing, nothing, nothing, memory_bytes, nothing)
+        [part] = [part for name, part in order.apps if name == app]
+        return self._build(order, sample, self._expected(order), [(app, part)], wall_ns)[0]
+
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
         """A batch that shows that the node holds no container of the application (any more)."""
         columns: dict[str, list[int]] = {name: [] for name in CfsBatch.column_types}

@@ -207,6 +207,7 @@ def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     apps, held = len(view.limit_bytes), view.ordered_bytes
     ceiling = np.maximum(view.max_bytes, held)
     desired = np.where(needs.free < needs.headroom, np.maximum(needs.ample, needs.recall), needs.recall)
+    desired = np.maximum(desired, view.min_bytes)  # one that was given its floor has less
     raises = np.where(view.fresh, np.maximum(np.minimum(desired, ceiling) - held, 0), 0)
     left = view.limit_bytes - per_app(view.app, held, apps)
     room = np.maximum(left - view.withheld_bytes, 0)

@@ -1,12 +1,19 @@
-"""Admission: capacity for pending containers, and their initial limits (thesis 2.4.1, equations 2.1 and 2.2).
+"""Admission: the first limits of containers (thesis 2.4.1, equations 2.1 and 2.2), and those of one without room.
 
-A full application has no capacity for a new container until others were decreased, which takes a step and its
-acknowledgement. So what pending and announced containers need is taken out of the others' budget first.
+Every container of an announced application in mode `enforce` gets both limits in the first step that knows it. Of each
+resource: its share, as far as that is free; or, where not even its minimum is free, its *floor*: the AppSpec's
+`container_floor_cpu`, and `container_floor_memory` or what it uses and a margin, whichever is more (less would be
+refused on version 1 and kill on version 2); never more than it holds already. A floor counts in full. Where it passes
+the application's limit nothing is raised, and others' slack is cut until the sum fits again. Memory in use is not taken
+from anybody: by as much as floors exceed what others do not use, the sum stays above the limit, and people are told.
+
+A full application has no capacity for a container that is about to be admitted until others were decreased, which takes
+a step and its acknowledgement. So what pending and announced containers need is taken out of the others' budget first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,14 +21,12 @@ from schemas.apps import PERIOD_US
 from schemas.reasons import Reason
 from services.allocator.columns import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, UNLIMITED, BoolArray, IntArray, Reasons, Rows
 from services.allocator.state.budget import StepContext, counted_bytes
-from services.allocator.state.kernel_bounds import LIMIT, QUOTA, excess
 
 INITIAL_LIMIT_SHARE = 4
 """An initial limit takes at most this part (1/n) of its node's headroom, unless usage needs more."""
-OVERRUN_STEPS = 3
-"""Steps that a container waits before it is admitted beyond the limit: so long others take to be decreased."""
-RETRY_STEPS = 10
-"""Retries before a refusal is published: a decrease takes at most three steps."""
+SHARE_SAMPLES = 10
+"""Samples for which a container waits for its share, while others are decreased; then its minimum will do, and where
+not even that is free this is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,6 @@ class Capacity:
     """Bytes the container may have on its node: the headroom plus what already counts for it."""
     node_share_bytes: int = NO_BOUND
     """The same, limited to its share of the headroom."""
-    overrun_us: int = 0
-    """By so much more the minimum may be given: others hold it, and the kernel refuses to take it from them."""
-    overrun_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,22 @@ class PendingContainer:
     cap_us: int
     min_bytes: int
     max_bytes: int
+    floor_us: int = 0
+    floor_bytes: int = 0
+    samples: int = SHARE_SAMPLES
+    """For which it has waited."""
+    held_us: int = UNLIMITED
+    """Quota in the kernel."""
+    held_bytes: int = UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a container gets no more than its floor of a resource."""
+
+    reason: str
+    permanent: bool
+    """True: it would not fit into the empty application either. False: the capacity is in use at present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,59 +84,82 @@ class Admission:
 
     quota_us: int
     limit_bytes: int
+    short_of_cpu: Shortage | None = None
+    short_of_memory: Shortage | None = None
+
+    @property
+    def shortages(self) -> list[Shortage]:
+        """Of both resources."""
+        return [each for each in (self.short_of_cpu, self.short_of_memory) if each is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionRefusal:
-    """Why a container is not admitted."""
+def admit(capacity: Capacity, pending: PendingContainer) -> Admission:
+    """Initial limits; CPU and memory are independent.
 
-    reason: str
-    permanent: bool
-    """True: it would not fit into the empty application either. False: the capacity is in use at present."""
-
-
-def admit(capacity: Capacity, pending: PendingContainer) -> Admission | AdmissionRefusal:
-    """Initial limits within the free capacity.
-
-    CPU: the equal share, or the usage if that is more, at most what is free and the cap; refused below the minimum.
-    Memory: the equal share, or usage + delta if that is more, at most the free capacity and the maximum; refused below
-    usage + MARGIN_BYTES, because a limit below usage kills on cgroup v2. The least of both also where only the overrun
-    has room for it: without any limit a container could take more.
+    CPU: the equal share, or the usage if that is more, at most what is free and the cap; short where the minimum is not
+    free. Memory: the equal share, or usage + delta if that is more, at most the free capacity and the maximum; short
+    where usage + MARGIN_BYTES, the floor and the minimum are not free. For the first `SHARE_SAMPLES` it is short
+    where the share is not free. Whatever is free: its floor of both.
     """
-    required_bytes = _pages_up(max(pending.min_bytes, pending.usage_bytes + MARGIN_BYTES))
-    if pending.min_us > capacity.cpu_free_us + capacity.overrun_us:
-        return AdmissionRefusal(
-            f"{pending.name} needs at least {_cores(pending.min_us)}, "
-            f"{_cores(max(capacity.cpu_free_us, 0))} of {_cores(capacity.cpu_limit_us)} are free",
-            permanent=pending.min_us > capacity.cpu_limit_us,
-        )
-    if required_bytes > pending.max_bytes:
-        return AdmissionRefusal(
-            f"{pending.name} uses {_mib(pending.usage_bytes)} and needs a limit of {_mib(required_bytes)}, "
-            f"container_max_memory is {_mib(pending.max_bytes)}",
-            permanent=True,
-        )
-    if required_bytes > capacity.memory_free_bytes + capacity.overrun_bytes:
-        return AdmissionRefusal(
-            f"{pending.name} needs at least {_mib(required_bytes)} of memory, "
-            f"{_mib(max(capacity.memory_free_bytes, 0))} of {_mib(capacity.memory_limit_bytes)} are free",
-            permanent=required_bytes > capacity.memory_limit_bytes,
-        )
-    if required_bytes > capacity.node_free_bytes:
-        return AdmissionRefusal(
-            f"{pending.name} needs at least {_mib(required_bytes)} of memory, its node has room for "
-            f"{_mib(max(capacity.node_free_bytes, 0))}",
-            permanent=False,
-        )
-    desired_us = max(pending.share_us, pending.used_us, pending.min_us)
-    desired_bytes = _pages_up(max(pending.share_bytes, pending.usage_bytes + capacity.delta_bytes, required_bytes))
-    bound_bytes = (
-        min(pending.max_bytes, capacity.memory_free_bytes, capacity.node_share_bytes) // PAGE_BYTES * PAGE_BYTES
-    )
+    required = _required_bytes(pending)
+    desired_us = min(max(pending.share_us, pending.used_us, pending.min_us), pending.cap_us)
+    desired_bytes = _pages_up(max(pending.share_bytes, pending.usage_bytes + capacity.delta_bytes, required))
+    most_bytes = min(pending.max_bytes, capacity.node_share_bytes)
+    bound_bytes = min(most_bytes, capacity.memory_free_bytes) // PAGE_BYTES * PAGE_BYTES
+    needed_us, needed_bytes = pending.min_us, required
+    if pending.samples < SHARE_SAMPLES:
+        needed_us = max(min(pending.share_us, pending.cap_us), needed_us)
+        needed_bytes = max(min(pending.share_bytes, most_bytes), needed_bytes)
+    short_of_memory = _short_of_memory(capacity, pending, needed_bytes)
+    least_bytes = _at_most_held(pending.held_bytes, _floor_bytes(pending)) if short_of_memory else required
     return Admission(
-        quota_us=max(min(desired_us, capacity.cpu_free_us, pending.cap_us), pending.min_us),
-        limit_bytes=min(desired_bytes, max(bound_bytes, required_bytes)),
+        max(min(desired_us, capacity.cpu_free_us), _at_most_held(pending.held_us, pending.floor_us)),
+        max(min(desired_bytes, bound_bytes), least_bytes),
+        _short_of_cpu(capacity, pending, needed_us),
+        short_of_memory,
     )
+
+
+def _short_of_cpu(capacity: Capacity, pending: PendingContainer, needed_us: int) -> Shortage | None:
+    if needed_us <= capacity.cpu_free_us:
+        return None
+    free_us = max(capacity.cpu_free_us, 0)
+    reason = (
+        f"{pending.name} needs at least {_cores(needed_us)}, "
+        f"{_cores(free_us)} of {_cores(capacity.cpu_limit_us)} are free"
+    )
+    return Shortage(reason, permanent=pending.min_us > capacity.cpu_limit_us)
+
+
+def _short_of_memory(capacity: Capacity, pending: PendingContainer, required: int) -> Shortage | None:
+    free = max(capacity.memory_free_bytes, 0)
+    node_free = max(capacity.node_free_bytes, 0)
+    if required > pending.max_bytes:
+        reason = (
+            f"{pending.name} uses {_mib(pending.usage_bytes)} and needs a limit of {_mib(required)}, "
+            f"container_max_memory is {_mib(pending.max_bytes)}"
+        )
+        return Shortage(reason, permanent=True)
+    needs = f"{pending.name} needs at least {_mib(required)} of memory, "
+    if required > capacity.memory_free_bytes:
+        reason = f"{needs}{_mib(free)} of {_mib(capacity.memory_limit_bytes)} are free"
+        return Shortage(reason, permanent=required > capacity.memory_limit_bytes)
+    if required > capacity.node_free_bytes:
+        reason = f"{needs}its node has room for {_mib(node_free)}"
+        return Shortage(reason, permanent=False)
+    return None
+
+
+def _required_bytes(pending: PendingContainer) -> int:
+    return max(_pages_up(pending.min_bytes), _floor_bytes(pending))
+
+
+def _floor_bytes(pending: PendingContainer) -> int:
+    return _pages_up(max(pending.floor_bytes, pending.usage_bytes + MARGIN_BYTES))
+
+
+def _at_most_held(held: int, floor: int) -> int:
+    return floor if held < 0 else min(held, floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,53 +172,65 @@ class Admitted:
     pending: PendingContainer
 
 
-@dataclass(frozen=True, slots=True)
-class PendingRefusal:
-    """A container that cannot be admitted now."""
+def admit_pending(context: StepContext, ready: IntArray) -> list[Admitted]:
+    """Initial limits for the rows ``ready``; what each takes, the next have not.
 
-    row: int
-    reason: str
-    report: bool
-    """Whether its retries are used up, or it can never fit."""
-
-
-def admit_pending(context: StepContext, ready: IntArray) -> tuple[list[Admitted], list[PendingRefusal]]:
-    """Initial limits for the rows ``ready`` as far as there is free capacity; what each takes, the next have not."""
-    left, rows = _Left.of(context), context.cluster.rows
+    Rows among them that have their floor of a resource already are tried again: only that resource's limit changes.
+    """
+    rows = context.cluster.rows
+    left = _Left.of(context, ready)
     admitted: list[Admitted] = []
-    refused: list[PendingRefusal] = []
     # Observed containers that have limits keep them, so those without share what these leave.
     last = rows.observe_only[ready] & ((rows.quota_us[ready] < 0) | (rows.limit_bytes[ready] < 0))
     for row in ready[np.argsort(last, kind="stable")].tolist():
         capacity, pending = left.capacity(row), left.container(row)
-        answer = _observed(rows, row, capacity, pending) if rows.observe_only[row] else admit(capacity, pending)
-        if isinstance(answer, AdmissionRefusal):
-            report = answer.permanent or int(rows.refusals[row]) + 1 >= RETRY_STEPS
-            refused.append(PendingRefusal(row, answer.reason, report))
-        else:
-            admitted.append(Admitted(row, answer, capacity, pending))
-            left.take(row, answer)
-    return admitted, refused
+        limits = _observed(rows, row, capacity, pending) if rows.observe_only[row] else admit(capacity, pending)
+        if rows.admitted[row]:
+            limits = _again(rows, row, limits)
+        admitted.append(Admitted(row, limits, capacity, pending))
+        left.take(row, limits)
+    return admitted
 
 
-def apply_admissions(
-    rows: Rows, admitted: list[Admitted], refused: list[PendingRefusal], reasons: tuple[Reasons, Reasons]
-) -> None:
+def _again(rows: Rows, row: int, limits: Admission) -> Admission:
+    """Of a row that is admitted, what it lacked until now; all else as it is ordered."""
+    ordered_us, ordered_bytes = int(rows.quota_ordered_us[row]), int(rows.limit_ordered_bytes[row])
+    limits = replace(
+        limits,
+        quota_us=max(limits.quota_us, ordered_us) if rows.short_of_cpu[row] else ordered_us,
+        limit_bytes=max(limits.limit_bytes, ordered_bytes) if rows.short_of_memory[row] else ordered_bytes,
+    )
+    return replace(
+        limits,
+        short_of_cpu=limits.short_of_cpu if rows.short_of_cpu[row] else None,
+        short_of_memory=limits.short_of_memory if rows.short_of_memory[row] else None,
+    )
+
+
+def apply_admissions(rows: Rows, admitted: list[Admitted], reasons: tuple[Reasons, Reasons]) -> None:
     """Write the result of `admit_pending` into the rows and the reasons of CPU and memory."""
     for case in admitted:
         row, limits = case.row, case.limits
-        rows.quota_ordered_us[row], rows.limit_ordered_bytes[row] = limits.quota_us, limits.limit_bytes
-        rows.admitted[row], rows.refusals[row] = True, 0
-        if not rows.observe_only[row]:  # it is sent in this step
-            rows.quota_inflight_us[row] = max(int(rows.quota_inflight_us[row]), limits.quota_us)
-            rows.limit_inflight_bytes[row] = max(int(rows.limit_inflight_bytes[row]), limits.limit_bytes)
-        for why, share, free in (
-            (reasons[0], case.pending.share_us, case.capacity.cpu_free_us),
-            (reasons[1], case.pending.share_bytes, case.capacity.memory_free_bytes),
+        is_short = bool(limits.shortages)
+        rows.short_samples[row] = rows.short_samples[row] + rows.fresh[row] if is_short else 0
+        rows.short_of_cpu[row], rows.short_of_memory[row] = limits.short_of_cpu, limits.short_of_memory
+        for why, ordered, inflight, value, share, free in (
+            (
+                *(reasons[0], rows.quota_ordered_us, rows.quota_inflight_us, limits.quota_us),
+                *(case.pending.share_us, case.capacity.cpu_free_us),
+            ),
+            (
+                *(reasons[1], rows.limit_ordered_bytes, rows.limit_inflight_bytes, limits.limit_bytes),
+                *(case.pending.share_bytes, case.capacity.memory_free_bytes),
+            ),
         ):
+            if rows.admitted[row] and ordered[row] == value:
+                continue
+            ordered[row] = value
             why.reason[row], why.measured[row], why.threshold[row] = Reason.ADMITTED, share, free
-    for refusal in refused:
-        rows.refusals[refusal.row] += 1
+            if not rows.observe_only[row]:  # it is sent in this step
+                inflight[row] = max(int(inflight[row]), value)
+        rows.admitted[row] = True
 
 
 @dataclass(slots=True)
@@ -186,27 +239,21 @@ class _Left:
 
     context: StepContext
     admitted: BoolArray
-    """N: copy of the rows' column."""
+    """N: the rows' column, but for those that are not dealt with yet."""
     free_us: IntArray
     free_bytes: IntArray
     headroom: IntArray
     counted: IntArray
     """N: what each row counts for on its node."""
-    overrun_us: IntArray
-    """A: by `kernel_bounds.excess`."""
-    overrun_bytes: IntArray
 
     @classmethod
-    def of(cls, context: StepContext) -> _Left:
-        """Before the first one."""
+    def of(cls, context: StepContext, ready: IntArray) -> _Left:
+        """Before the first of the rows ``ready``."""
         rows = context.cluster.rows
         headroom, counted = context.node_headroom.copy(), counted_bytes(rows)
-        table, holdings, now_ns = context.table, context.holdings, context.time.now_ns
-        overruns = (
-            excess(rows, QUOTA, holdings.quota_us, table.min_quota_us, now_ns),
-            excess(rows, LIMIT, holdings.limit_bytes, table.min_memory_bytes, now_ns),
-        )
-        return cls(context, rows.admitted.copy(), context.free_us, context.free_bytes, headroom, counted, *overruns)
+        admitted = rows.admitted.copy()
+        admitted[ready] = False
+        return cls(context, admitted, context.free_us, context.free_bytes, headroom, counted)
 
     def joined(self, row: int) -> int:
         """Admitted containers of the row's application."""
@@ -230,12 +277,19 @@ class _Left:
         others = max(int(table.announced[app]) - self.joined(row) - 1, 0)
         competing = ~self.admitted & (rows.app == app)
         competing[row] = False
-        # Reserve the shares of announced containers, minus the limits that some of them have already.
-        kept_us = max(others * int(table.initial_quota_us[app]) - int(holdings.quota_us[competing].sum()), 0)
-        held_bytes = int(holdings.limit_bytes[competing].sum())
-        kept_bytes = max(others * int(table.initial_memory_bytes[app]) - held_bytes, 0)
+        # Reserve the shares of announced containers, and floors of the next ones, minus the limits that they have.
+        enforced = not table.observe_only[app]
+        held_us, held_bytes = holdings.quota_us[competing], holdings.limit_bytes[competing]
+        least_bytes = np.maximum(rows.memory_usage_bytes[competing] + MARGIN_BYTES, table.floor_memory_bytes[app])
+        kept_us = max(
+            others * int(table.initial_quota_us[app]) - int(held_us.sum()),
+            int(np.maximum(table.floor_quota_us[app] - held_us, 0).sum()) * enforced,
+        )
+        kept_bytes = max(
+            others * int(table.initial_memory_bytes[app]) - int(held_bytes.sum()),
+            int(np.maximum(least_bytes - held_bytes, 0).sum()) * enforced,
+        )
         headroom, counted = int(self.headroom[node]), int(self.counted[row])
-        waited = int(rows.refusals[row]) >= OVERRUN_STEPS
         return Capacity(
             int(table.cpu_limit_us[app]),
             int(self.free_us[app] + holdings.quota_us[row]) - kept_us,
@@ -244,8 +298,6 @@ class _Left:
             int(table.delta_bytes[app]),
             headroom + counted,
             headroom // INITIAL_LIMIT_SHARE + counted,
-            int(self.overrun_us[app]) if waited else 0,
-            int(self.overrun_bytes[app]) if waited else 0,
         )
 
     def container(self, row: int) -> PendingContainer:
@@ -264,6 +316,11 @@ class _Left:
             cap_us=min(int(rows.host_cpus[row]) * PERIOD_US, int(table.max_quota_us[app])),
             min_bytes=int(table.min_memory_bytes[app]),
             max_bytes=int(table.max_memory_bytes[app]),
+            floor_us=int(table.floor_quota_us[app]),
+            floor_bytes=int(table.floor_memory_bytes[app]),
+            samples=int(rows.short_samples[row]),
+            held_us=int(rows.quota_us[row]),
+            held_bytes=int(rows.limit_bytes[row]),
         )
 
 

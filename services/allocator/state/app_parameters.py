@@ -33,6 +33,9 @@ class AppTable:
     max_quota_us: IntArray
     min_memory_bytes: IntArray
     max_memory_bytes: IntArray
+    floor_quota_us: IntArray
+    """Of a container for which there is no more."""
+    floor_memory_bytes: IntArray
     delta_bytes: IntArray
     kappa: FloatArray
     gamma_us: IntArray
@@ -74,6 +77,8 @@ def build_table(apps: Sequence[str], specs: Mapping[str, AppSpec]) -> AppTable:
         max_quota_us=ints([_maximum_us(spec) for spec in known]),
         min_memory_bytes=ints([int(spec.container_min_memory) if spec else 0 for spec in known]),
         max_memory_bytes=ints([_maximum_bytes(spec) for spec in known]),
+        floor_quota_us=ints([spec.floor_quota_us if spec else 0 for spec in known]),
+        floor_memory_bytes=ints([int(spec.container_floor_memory) if spec else 0 for spec in known]),
         delta_bytes=ints([int(spec.delta) if spec else 0 for spec in known]),
         kappa=floats([spec.kappa if spec else 0.0 for spec in known]),
         gamma_us=ints([round(spec.gamma * PERIOD_US) if spec else 0 for spec in known]),

@@ -25,13 +25,13 @@ is requested, so that no update fails every period and no application takes all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 import numpy as np
 
-from schemas.apps import LEAST_RAISE_US, PERIOD_US
+from schemas.apps import LEAST_RAISE_US, PERIOD_US, AppSpec
 from services.allocator.columns import (
     MARGIN_BYTES,
     NO_BOUND,
@@ -406,23 +406,44 @@ class StepContext:
         return guaranteed(self.share_bytes[rows.app], self.holdings.limit_bytes, used_bytes, grew_bytes)
 
 
-def capacity_for_pending(context: StepContext, waiting: BoolArray) -> PendingCapacity:
-    """What pending containers, the rows ``waiting``, and announced ones that have not started will need."""
-    cluster, table, holdings = context.cluster, context.table, context.holdings
-    rows, joined = cluster.rows, holdings.pools.containers
+def capacity_for_pending(context: StepContext, short_of_cpu: BoolArray, short_of_memory: BoolArray) -> PendingCapacity:
+    """What containers without their first share, of CPU or memory, and announced ones that have not started will need.
+
+    Args:
+        context: of the step.
+        short_of_cpu: rows without their share of CPU, shape (N,).
+        short_of_memory: the same of memory.
+    """
+    table, rows = context.table, context.cluster.rows
+    enforced, least = ~table.observe_only[rows.app], rows.memory_usage_bytes + MARGIN_BYTES
+    cpu, memory = (AppSpec.initial_quota_us, None), (AppSpec.initial_memory_bytes, least)
+    return PendingCapacity(
+        _pending(context, short_of_cpu & enforced, table.initial_quota_us, cpu),
+        _pending(context, short_of_memory & enforced, table.initial_memory_bytes, memory),
+    )
+
+
+def _pending(
+    context: StepContext,
+    short: BoolArray,
+    announced_share: IntArray,
+    of: tuple[Callable[[AppSpec, int], int], IntArray | None],
+) -> IntArray:
+    """Of one resource, shape (A,); ``of``: a share by the number of containers, and what each row needs at least."""
+    cluster, table, holdings, (share, least) = context.cluster, context.table, context.holdings, of
+    app, held = cluster.rows.app, holdings.quota_us if least is None else holdings.limit_bytes
+    joined = per_app(app, cluster.rows.admitted & ~short, len(table.known))
     missing = np.maximum(table.announced - joined, 0)
-    needed = PendingCapacity(missing * table.initial_quota_us, missing * table.initial_memory_bytes)
-    pending = np.flatnonzero(waiting & ~table.observe_only[rows.app])
-    for app in np.unique(rows.app[pending]).tolist():
-        spec, mine = cluster.specs[cluster.apps[app]], pending[rows.app[pending] == app]
-        count = max(int(joined[app]) + len(mine), int(table.announced[app]))
-        unannounced = max(len(mine) - int(missing[app]), 0)
-        usage = int((rows.memory_usage_bytes[mine] + MARGIN_BYTES).sum())
-        quota_us = needed.quota_us[app] + unannounced * spec.initial_quota_us(count)
-        limit_bytes = max(needed.limit_bytes[app] + unannounced * spec.initial_memory_bytes(count), usage)
-        # Limits that they came with are committed already.
-        needed.quota_us[app] = max(quota_us - holdings.quota_us[mine].sum(), 0)
-        needed.limit_bytes[app] = max(limit_bytes - holdings.limit_bytes[mine].sum(), 0)
+    needed: IntArray = missing * announced_share
+    rows = np.flatnonzero(short)
+    for index in np.unique(app[rows]).tolist():
+        spec, mine = cluster.specs[cluster.apps[index]], rows[app[rows] == index]
+        count = max(int(joined[index]) + len(mine), int(table.announced[index]))
+        more = needed[index] + max(len(mine) - int(missing[index]), 0) * share(spec, count)
+        if least is not None:
+            more = max(more, least[mine].sum())
+        # Limits that they have are committed already.
+        needed[index] = max(more - held[mine].sum(), 0)
     return needed
 
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from schemas.limits import REFUSED_RETRY_MAX_S
-from services.allocator.columns import NO_BOUND, UNLIMITED, BoolArray, IntArray, Ints, Rows, per_app
+from services.allocator.columns import NO_BOUND, UNLIMITED, BoolArray, IntArray, Ints, Rows
 
 FIRST_RETRY_NS: Final = 200_000_000
 """A memory limit may be refused because usage grew while it was on its way: the next one is higher."""
@@ -145,18 +145,3 @@ def retry_due(rows: Rows, now_ns: int) -> BoolArray:
     for names in (QUOTA, LIMIT):
         due |= rows.admitted & (getattr(rows, names.ordered) < 0) & (getattr(rows, names.retry_ns) <= now_ns)
     return due
-
-
-def excess(rows: Rows, names: _Columns, committed: IntArray, least: IntArray, now_ns: int) -> IntArray:
-    """What containers of each application have above their least, and the kernel refuses to take away; shape (A,).
-
-    Args:
-        rows: all rows.
-        names: of the resource.
-        committed: what each row counts for, shape (N,).
-        least: the minimum of a container by application, shape (A,).
-        now_ns: monotonic.
-    """
-    floor = getattr(rows, names.floor) * current(rows, names, now_ns)
-    refused = np.where(takes_no_limit(rows, names), committed, np.minimum(committed, floor))
-    return per_app(rows.app, np.maximum(refused - least[rows.app], 0), len(least))

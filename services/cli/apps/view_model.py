@@ -50,7 +50,7 @@ class ContainerView:
     """How often its limits were modified externally, since it was first seen."""
     last_drift: str = ""
     refusal: str = ""
-    """Which limits the kernel refuses now, and why."""
+    """Why it has no more than its floor, or which limits the kernel refuses, now."""
     used_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
     quota_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
     recent_periods: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=THROTTLE_WINDOW_PERIODS))
@@ -172,7 +172,9 @@ class ViewModel:
         app.node_warnings = state.node_warnings
         app.epoch = max(app.epoch, state.epoch)
         app.refusals = {
-            (each.node, each.container): each.kernel_refusal for each in state.containers if each.kernel_refusal
+            (each.node, each.container): why
+            for each in state.containers
+            if (why := "; ".join(filter(None, (each.rejection, each.kernel_refusal))))
         }
 
     def _app(self, name: str) -> AppView:
@@ -244,9 +246,9 @@ class ViewModel:
             container.last_memory_event = describe_event(event)
 
     def add_container_event(self, event: ContainerEvent) -> None:
-        """Count externally modified limits, keep what the kernel refuses; all other changes are in the batches."""
+        """Count externally modified limits, keep what is refused; all other changes are in the batches."""
         match event.change:
-            case ContainerChange.LIMIT_REFUSED:
+            case ContainerChange.LIMIT_REFUSED | ContainerChange.REFUSED:
                 self._app(event.app).refusals[event.node, event.container] = event.reason
             case ContainerChange.LIMIT_ACCEPTED | ContainerChange.EXITED | ContainerChange.RELEASED:
                 if (known := self.apps.get(event.app)) is not None:

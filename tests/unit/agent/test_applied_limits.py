@@ -187,8 +187,9 @@ async def test_a_lower_quota_is_told_once_it_is_written(lab, told):  # noqa: F81
     container = lab.backend.add("web", quota_us=50_000)
     async with lab.agent() as agent:
         await at_work(lab, agent)
+        await until(lambda: lab.batches[-1].column("periods").tolist() == [1], what="a sample of a whole period")
         container.run(10_000)
-        await until(lambda: lab.batches[-1].column("periods").tolist() == [1], what="a period in which it runs")
+        await until(lambda: lab.batches[-1].column("used_us").any(), what="a period in which it runs")
         order = asyncio.create_task(told.order(update, {container.key: (20_000, 0)}))
         await until(lambda: agent.node.limits.decreases.pending, what="a decrease that waits")
         assert (container.quota_us, told.events) == (50_000, [])

@@ -115,6 +115,16 @@ def test_a_restart_between_two_listings_is_noticed(proc):
     assert table.update([WEB], lambda _: proc.start(18)) == [GoneContainer(ID), found(18)]
 
 
+def test_one_that_starts_is_found_by_its_groups_and_not_gone_by_a_listing_from_before(proc):
+    table, groups = ContainerTable(proc.directory), {"memory": "/there"}
+    table.update([WEB], lambda _: proc.start(17))
+    proc.end(17)
+    report = table.starting(WEB, groups)
+    assert (report.key, report.directories, report.pid) == (found(18).key, groups, None)
+    assert table.update([], lambda _: 0) == []
+    assert table.update([WEB], lambda _: proc.start(18)) == [found(18)]
+
+
 def test_an_exit_between_listing_and_inspection_is_not_found(proc):
     table = ContainerTable(proc.directory)
     assert table.update([WEB], lambda _: 0) == []

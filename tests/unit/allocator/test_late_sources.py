@@ -34,8 +34,7 @@ class LateSourcesMachine(ProtocolMachine):
         """Waking a task that waits at its memory limit takes a page for a moment, longer where the task fills it."""
         if hasattr(self, "cluster"):
             pages = PAGE_BYTES * len(self.cluster.containers())
-            assert self.cluster.quota_sum_us() <= self.spec.cpu_limit_us
-            assert self.cluster.memory_sum_bytes() <= self.spec.memory_limit + pages
+            self.cluster.limit_holds(pages)
 
     @rule(machine=st.integers(0, 1), source=st.sampled_from(SOURCES))
     def source_answers(self, machine, source):

@@ -121,8 +121,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def limit_holds(self):
         if not hasattr(self, "cluster"):
             return
-        assert self.cluster.quota_sum_us() <= self.spec.cpu_limit_us
-        assert self.cluster.memory_sum_bytes() <= self.spec.memory_limit
+        self.cluster.limit_holds()
 
     @invariant()
     def quotas_stay_within_their_bounds(self):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.apps import AppSpec
-from services.allocator.state.admission import Admission, AdmissionRefusal, Capacity, PendingContainer, admit
+from services.allocator.state.admission import Admission, Capacity, PendingContainer, Shortage, admit
 
 MIB = 1 << 20
 SPEC = AppSpec(name="shop", cpu_limit=4, memory_limit=1000 * MIB, sigma=0.2)
@@ -23,6 +23,8 @@ NEWCOMER = PendingContainer(
     cap_us=200_000,
     min_bytes=4 * MIB,
     max_bytes=4096 * MIB,
+    floor_us=1_000,
+    floor_bytes=6 * MIB,
 )
 
 
@@ -49,12 +51,36 @@ def test_what_is_free_bounds_both() -> None:
     assert admit(room, NEWCOMER) == Admission(30_000, 25 * MIB)
 
 
-def test_where_others_hold_what_cannot_be_taken_from_them_it_gets_the_minimum_and_no_more() -> None:
-    """14 MiB: 10 that it uses, and the margin of 4."""
-    room = replace(ROOM, cpu_free_us=-5_000, memory_free_bytes=-30 * MIB, overrun_us=6_000, overrun_bytes=44 * MIB)
-    assert admit(room, NEWCOMER) == Admission(1_000, 14 * MIB)
-    for less in ({"overrun_us": 5_999}, {"overrun_bytes": 44 * MIB - 1}):
-        assert isinstance(admit(replace(room, **less), NEWCOMER), AdmissionRefusal)
+FULL = replace(ROOM, cpu_free_us=-5_000, memory_free_bytes=-30 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, (1_000, 14 * MIB)),  # 10 MiB that it uses, and the margin of 4
+        ({"usage_bytes": 0}, (1_000, 6 * MIB)),
+        ({"held_us": 50_000, "held_bytes": 200 * MIB}, (1_000, 14 * MIB)),
+        ({"held_us": 1_000, "held_bytes": 12 * MIB}, (1_000, 12 * MIB)),
+    ],
+)
+def test_without_room_it_gets_its_floor_of_both_and_no_more_than_it_holds(
+    change: dict[str, int], expected: tuple[int, int]
+) -> None:
+    admission = admit(FULL, replace(NEWCOMER, **change))
+    assert (admission.quota_us, admission.limit_bytes) == expected
+    assert len(admission.shortages) == 2
+
+
+def test_without_room_for_one_resource_it_gets_its_share_of_the_other() -> None:
+    assert admit(replace(ROOM, memory_free_bytes=0), NEWCOMER).quota_us == 100_000
+    assert admit(replace(ROOM, cpu_free_us=0), NEWCOMER).limit_bytes == 200 * MIB
+
+
+def test_while_others_are_decreased_it_takes_what_is_free_and_waits_for_its_share() -> None:
+    room = replace(ROOM, cpu_free_us=30_000, memory_free_bytes=25 * MIB)
+    admission = admit(room, replace(NEWCOMER, samples=2))
+    assert (admission.quota_us, admission.limit_bytes) == (30_000, 25 * MIB)
+    assert len(admission.shortages) == 2
 
 
 @pytest.mark.parametrize(
@@ -85,4 +111,5 @@ def test_where_others_hold_what_cannot_be_taken_from_them_it_gets_the_minimum_an
 def test_a_refusal_says_what_is_needed_and_what_is_free(
     room: dict[str, int], change: dict[str, Any], reason: str, permanent: bool
 ) -> None:
-    assert admit(replace(ROOM, **room), replace(NEWCOMER, **change)) == AdmissionRefusal(reason, permanent)
+    admission = admit(replace(ROOM, **room), replace(NEWCOMER, **change))
+    assert admission.shortages == [Shortage(reason, permanent)]

@@ -313,6 +313,8 @@ export const NESTED = {
  * @property {number | null} [container_max_cpu]
  * @property {string | Integer} [container_min_memory]
  * @property {string | Integer | null} [container_max_memory]
+ * @property {number} [container_floor_cpu]
+ * @property {string | Integer} [container_floor_memory]
  */
 
 /**

@@ -564,6 +564,8 @@ class AppSpec(TypedDict):
     container_max_cpu: NotRequired[float | None]
     container_min_memory: NotRequired[str | int]
     container_max_memory: NotRequired[str | int | None]
+    container_floor_cpu: NotRequired[float]
+    container_floor_memory: NotRequired[str | int]
 
 
 class AppState(TypedDict):
