@@ -177,7 +177,7 @@ _REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {
     Role.PLANNER: (LAYER_STREAM,),
     Role.SCHEDULER: (ROUTE_STREAM, SCHEDULE_STREAM, WORK_STREAM),
 }
-"""Streams that are followed."""
+"""Streams that are followed: each event is heard of, unless hosts write them."""
 _FROM_ALL_NODES: Final = (ROUTE_EVENTS, SLAB_EVENTS)
 """Events of all hosts that a host's service subscribes to, without a right to their stream."""
 _ASKS: Final[dict[Role, tuple[Endpoint, ...]]] = {
@@ -318,14 +318,22 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
         if endpoint.service == role.value:
             yield _subject(identity, endpoint.template, root)
             yield from ("$SRV.*", f"$SRV.*.{role.value}", f"$SRV.*.{role.value}.*")
-    for bucket in BUCKETS:
-        if role in _BUCKET_USES[bucket].watchers and not bucket.written_by_hosts:
-            yield f"$KV.{bucket.bucket_name(root)}.>"
+    yield from _followed(role, root)
     if role is Role.ADMINISTRATOR:
         yield "$JS.EVENT.>"
     if role in PEOPLE:
         yield from (f"{root}.obs.>", f"{root}.evt.>")
         yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in _FOR_PEOPLE)
+
+
+def _followed(role: Role, root: str) -> Iterator[str]:
+    """Events and writes that a reader of a stream or bucket hears of."""
+    for stream in _REPLAYS.get(role, ()):
+        if stream.max_messages_per_host is None:
+            yield from (subject.text for subject in stream.subjects(root))
+    for bucket in BUCKETS:
+        if role in _BUCKET_USES[bucket].watchers and not bucket.written_by_hosts:
+            yield f"$KV.{bucket.bucket_name(root)}.>"
 
 
 def _replies(role: Role) -> Iterator[str]:

@@ -18,7 +18,7 @@ from schemas.streams import BucketSpec
 from schemas.subjects import SubjectError, token, untoken
 from services._runtime.bus.api import BusError, Entry, RawMessage, RevisionConflictError
 from services._runtime.bus.nats_connection import as_bus_errors
-from services._runtime.bus.nats_history import FOLLOW_S, next_stored
+from services._runtime.bus.nats_history import FOLLOW_S, STORED_WITHIN_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.task_cancellation import cancel_all
@@ -26,8 +26,6 @@ from services._runtime.telemetry.logging import log_once
 
 RELIST_S: Final = 10.0
 _PARALLEL_GETS: Final = 32
-_STORED_WITHIN_S: Final = 0.01
-"""A write is received before it is stored, and many may come at once."""
 _WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
 """Server errors: the subject's last sequence is not the expected one."""
 _REMOVALS: Final = frozenset({"DEL", "PURGE"})
@@ -245,7 +243,7 @@ class NatsWatch:
 
     async def _read_soon(self, _message: Msg) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_STORED_WITHIN_S, self._read_now)
+            self._timer = asyncio.get_running_loop().call_later(STORED_WITHIN_S, self._read_now)
 
     def _read_now(self) -> None:
         self._timer = None

@@ -1,7 +1,7 @@
 """Replays of `nats`: all that a stream holds, then what it stores, without a consumer (`nats_history`).
 
-What is stored at the start is read by direct gets, in batches; what follows is asked for every quarter of a second.
-Nothing that a publisher sends arrives here unasked: however much it is, it waits in the stream.
+What is stored at the start is read by direct gets, in batches; what follows is asked for every quarter of a second, and
+as soon as an event is heard of. Of a stream that hosts write none is: however much they send, it waits in the stream.
 
 The server could republish what it has stored (NATS ADR-28). nats-server 2.15.1 crashes where it does so with a message
 whose headers are one byte.
@@ -13,15 +13,17 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import nats.errors
 import nats.js.errors
+from nats.aio.msg import Msg
 
 from schemas.streams import StreamSpec
 from services._runtime.bus.api import BusError, EventHandler, RawMessage
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_direct_gets import DirectGets
-from services._runtime.bus.nats_history import FOLLOW_S, next_stored
+from services._runtime.bus.nats_history import FOLLOW_S, STORED_WITHIN_S, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.telemetry.logging import log_once
@@ -69,6 +71,10 @@ class NatsReplay:
         """The connection, since the stream was last read."""
         self._end = 0
         """Sequence behind the history: behind what was stored at the start. 0: there is no such stream yet."""
+        self._hearing = () if stream.max_messages_per_host is not None else stream.subjects(bus.root)
+        """Subjects of which each event is heard."""
+        self._heard: list[Any] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._gets: DirectGets | None = None
@@ -77,6 +83,9 @@ class NatsReplay:
 
     async def start(self) -> None:
         """Begin to read; a stream that is not there yet is waited for."""
+        with as_bus_errors(f"replay {self._stream}"):
+            for subject in self._hearing:
+                self._heard.append(await self._bus.connection.subscribe(subject.text, cb=self._read_soon))
         try:
             await self._find()
         except MissingStreamError as error:
@@ -92,6 +101,14 @@ class NatsReplay:
     def synchronise_soon(self) -> None:
         """Read after a reconnect."""
         self._broke = True
+        self._wake.set()
+
+    async def _read_soon(self, _message: Msg) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(STORED_WITHIN_S, self._read_now)
+
+    def _read_now(self) -> None:
+        self._timer = None
         self._wake.set()
 
     async def _run(self) -> None:
@@ -196,6 +213,11 @@ class NatsReplay:
         self._stopping = True
         self._bus.subscriptions.discard(self)
         self._bus.watches.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        for each in self._heard:
+            with suppress(nats.errors.Error):
+                await each.unsubscribe()
         if self._gets is not None:
             with suppress(BusError):
                 await self._gets.close()
