@@ -177,7 +177,7 @@ _REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {
     Role.PLANNER: (LAYER_STREAM,),
     Role.SCHEDULER: (ROUTE_STREAM, SCHEDULE_STREAM, WORK_STREAM),
 }
-"""Streams that are followed: each event is heard of, unless hosts write them."""
+"""Streams that are followed: each event is received, unless hosts write them."""
 _FROM_ALL_NODES: Final = (ROUTE_EVENTS, SLAB_EVENTS)
 """Events of all hosts that a host's service subscribes to, without a right to their stream."""
 _ASKS: Final[dict[Role, tuple[Endpoint, ...]]] = {
@@ -327,7 +327,7 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
 
 
 def _followed(role: Role, root: str) -> Iterator[str]:
-    """Events and writes that a reader of a stream or bucket hears of."""
+    """Events and writes that a reader of a stream or bucket receives."""
     for stream in _REPLAYS.get(role, ()):
         if stream.max_messages_per_host is None:
             yield from (subject.text for subject in stream.subjects(root))

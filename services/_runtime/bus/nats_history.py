@@ -27,7 +27,7 @@ from services._runtime.bus.nats_session import NatsSession
 FOLLOW_S: Final = 0.25
 """So often a replay or a watch asks for what was stored since."""
 STORED_WITHIN_S: Final = 0.01
-"""What is heard of is asked for so much later: it is received before it is stored, and more may come."""
+"""What is received is asked for so much later: it may not be stored yet, and more may come."""
 _API: Final = "$JS.API.STREAM.MSG.GET."
 _NO_MESSAGE: Final = 10037
 """Server error: nothing is stored there."""

@@ -1,7 +1,7 @@
 """Replays of `nats`: all that a stream holds, then what it stores, without a consumer (`nats_history`).
 
 What is stored at the start is read by direct gets, in batches; what follows is asked for every quarter of a second, and
-as soon as an event is heard of. Of a stream that hosts write none is: however much they send, it waits in the stream.
+as soon as an event is received. Of a stream that hosts write none is: however much they send, it waits in the stream.
 
 The server could republish what it has stored (NATS ADR-28). nats-server 2.15.1 crashes where it does so with a message
 whose headers are one byte.
@@ -71,9 +71,9 @@ class NatsReplay:
         """The connection, since the stream was last read."""
         self._end = 0
         """Sequence behind the history: behind what was stored at the start. 0: there is no such stream yet."""
-        self._hearing = () if stream.max_messages_per_host is not None else stream.subjects(bus.root)
-        """Subjects of which each event is heard."""
-        self._heard: list[Any] = []
+        self._published = () if stream.max_messages_per_host is not None else stream.subjects(bus.root)
+        """Subjects whose events are received as they are published."""
+        self._subscriptions: list[Any] = []
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._caught_up = asyncio.Event()
@@ -84,8 +84,8 @@ class NatsReplay:
     async def start(self) -> None:
         """Begin to read; a stream that is not there yet is waited for."""
         with as_bus_errors(f"replay {self._stream}"):
-            for subject in self._hearing:
-                self._heard.append(await self._bus.connection.subscribe(subject.text, cb=self._read_soon))
+            for subject in self._published:
+                self._subscriptions.append(await self._bus.connection.subscribe(subject.text, cb=self._read_soon))
         try:
             await self._find()
         except MissingStreamError as error:
@@ -215,7 +215,7 @@ class NatsReplay:
         self._bus.watches.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        for each in self._heard:
+        for each in self._subscriptions:
             with suppress(nats.errors.Error):
                 await each.unsubscribe()
         if self._gets is not None:
