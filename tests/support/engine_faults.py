@@ -94,10 +94,10 @@ class RestartLab:
 
 
 async def all_managed(cluster: ClusterLab, count: int) -> bool:
-    """Whether the allocator knows so many containers, all of them limited and reported."""
+    """Whether the allocator knows so many containers, all of them reported and with more than their floor."""
     states = await cluster.states()
     rows = [row for state in states.values() for row in state.containers]
-    return len(rows) == count and all(row.quota_us > 0 and row.report_age_s < 1 for row in rows)
+    return len(rows) == count and all(row.admitted and row.report_age_s < 1 for row in rows)
 
 
 def waits_for(agent: ServiceProcess) -> list[list[str]]:

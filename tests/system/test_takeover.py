@@ -46,8 +46,9 @@ async def test_the_share_of_a_silent_node_stays_its_own_across_a_change_of_owner
     seen = observer.stop()[spec.name]
     record_figure("highest quota / limit", seen.highest_quota_us / spec.cpu_limit_us)
     record_figure("highest memory / limit", seen.highest_limit_bytes / int(spec.memory_limit))
-    assert seen.highest_quota_us <= spec.cpu_limit_us
-    assert seen.highest_limit_bytes <= spec.memory_limit
+    # But for the floor of the one that came last (decision 117).
+    assert seen.highest_quota_us <= spec.cpu_limit_us + spec.floor_quota_us
+    assert seen.highest_limit_bytes <= spec.memory_limit + spec.container_floor_memory
     assert await second.metric("turnbuckle_allocator_nodes_not_reported") == 0
     for container in (here, there):
         cluster.remove(container)

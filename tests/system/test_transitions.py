@@ -114,8 +114,9 @@ async def test_a_second_allocator_shares_and_either_may_end(cluster):
     assert (await second.get("/readyz"))[0] == 200
 
     seen = observer.stop()[spec.name]
-    assert seen.highest_quota_us <= spec.cpu_limit_us
-    assert seen.highest_limit_bytes <= spec.memory_limit
+    # But for the floor of the one that came last (decision 117).
+    assert seen.highest_quota_us <= spec.cpu_limit_us + spec.floor_quota_us
+    assert seen.highest_limit_bytes <= spec.memory_limit + spec.container_floor_memory
     for container in containers:
         cluster.remove(container)
 
@@ -163,7 +164,8 @@ async def test_everything_resumes_after_a_restart_of_the_server(cluster, record_
     await until(lambda: containers[0].quota_us <= changed.cpu_limit_us, within_s=60, what="a new limit learnt")
 
     seen = observer.stop()[spec.name]
-    assert seen.highest_quota_us <= spec.cpu_limit_us
-    assert seen.highest_limit_bytes <= spec.memory_limit
+    # But for the floor of the one that came last (decision 117).
+    assert seen.highest_quota_us <= spec.cpu_limit_us + spec.floor_quota_us
+    assert seen.highest_limit_bytes <= spec.memory_limit + spec.container_floor_memory
     for container in containers:
         cluster.remove(container)

@@ -155,8 +155,8 @@ class ExchangedMemory(MemoryPipeline):
 class ExchangedAllocation(AllocationCycle):
     """The product's `AllocationCycle`, which asks `ExchangedPolicies`."""
 
-    def __init__(self, warm_up_ns: int = 0) -> None:
-        super().__init__(warm_up_ns)
+    def __init__(self, warm_up_ns: int = 0, longest_wait_s: float = 30.0) -> None:
+        super().__init__(warm_up_ns, longest_wait_s)
         self.exchanged = ExchangedPolicies(self.cluster, self.cpu)
         self.cpu, self.memory = self.exchanged.cpu, self.exchanged.memory
         self._from: AppTable | None = None
