@@ -172,7 +172,8 @@ class EmbeddedNats:
     def _failure(self, log: str) -> NatsServerError:
         if "address already in use" in log:
             return PortTakenError(self.host, self.port)
-        return NatsServerError(f"nats-server ended at once: {_logged_errors(log)}")
+        status = "" if self._child is None else f" (exit status {self._child.process.returncode})"
+        return NatsServerError(f"nats-server ended at once: {_logged_errors(log)}{status}")
 
     async def stop(self) -> None:
         """Stop it gracefully (killed after 5 s) and remove its files, except a given store directory."""
@@ -204,6 +205,10 @@ class EmbeddedNats:
         await self.stop()
 
 
+_LAST_LINES: Final = 5
+
+
 def _logged_errors(log: str) -> str:
     lines = _ERROR_LINE.findall(log)
-    return "; ".join(lines) if lines else "it logged no error"
+    # A Go program that panics, or a fork that fails, writes no line of the server's form.
+    return "; ".join(lines) or "; ".join(log.splitlines()[-_LAST_LINES:]) or "it logged nothing"
