@@ -141,7 +141,7 @@ class Planner:
     async def _read_runs(self, trainings: Subject) -> None:
         """Read what is stored, now and after each reconnect: what was published meanwhile did not arrive.
 
-        Not by a replay: hosts write this stream, and by a consumer the server could be had to deliver that anywhere.
+        Not by a replay: events are received as they are published, and kept by id, so they can be read again.
         """
         clock = self._runtime.clock
         while await self._to_read.wait():

@@ -161,8 +161,8 @@ class KeyValue(Protocol):
     def watch(self, on_entry: Callable[[str, Entry | None], None]) -> AbstractAsyncContextManager[None]:
         """Call back for every entry that exists, then for every change (None: deleted or expired).
 
-        Level-triggered: listed again after a reconnect and every 10 s, because a NATS watch can deliver nothing for
-        14 to 37 s after a server restart; unchanged revisions are not reported again.
+        Level-triggered: listed again after a reconnect and every 10 s, because entries expire without a message;
+        unchanged revisions are not reported again.
         """
 
 
@@ -264,8 +264,7 @@ class Bus(Protocol):
 
         `on_undecodable` gets the sequence of what never reaches the handler: who appends has to know it.
 
-        For state that is rebuilt in memory at every start: the consumer belongs to this process and is removed by the
-        server a minute after its end.
+        For state that is rebuilt in memory at every start. A stream that is not there yet is waited for.
         """
 
     async def read_stored(self, stream: StreamSpec, pattern: Subject, handler: Handler) -> None:

@@ -157,8 +157,8 @@ class NatsKeyValue:
 class NatsWatch:
     """Lists the bucket at the start and periodically, and reads every quarter of a second what was written since.
 
-    Without a consumer (`nats_history`). A write that is heard of is read at once. The server sends no message for an
-    expired entry, so there are at least three listings per time to live.
+    Without a consumer (`nats_history`). Where a write is received it is read at once. The server sends no message for
+    an expired entry, so there are at least three listings per time to live.
     """
 
     def __init__(self, bucket: NatsKeyValue, on_entry: Callable[[str, Entry | None], None]) -> None:
@@ -169,6 +169,7 @@ class NatsWatch:
         self._removed: dict[str, int] = {}
         self._next = 0
         """Sequence behind the newest that is known; 0: the bucket has to be listed."""
+        self._reconnects = 0
         self._again = asyncio.Event()
         self._raw: Any = None
         self._timer: asyncio.TimerHandle | None = None
@@ -176,6 +177,7 @@ class NatsWatch:
 
     def synchronise_soon(self) -> None:
         """List after a reconnect."""
+        self._reconnects += 1
         self._next = 0
         self._again.set()
 
@@ -194,6 +196,7 @@ class NatsWatch:
 
     async def synchronise(self) -> None:
         """Report the differences to the stored entries; where the bus does not answer, `run` tries again."""
+        reconnects = self._reconnects
         try:
             await self._subscribe()
             listing = await self._bucket.listing()
@@ -208,7 +211,7 @@ class NatsWatch:
             self._live = dict.fromkeys(self._live, 0)
             self._removed.clear()
         self._compare(listing)
-        self._next = listing.last_revision + 1
+        self._next = listing.last_revision + 1 if reconnects == self._reconnects else 0
 
     def _compare(self, listing: Listing) -> None:
         for key, entry in listing.entries.items():

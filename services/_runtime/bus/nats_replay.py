@@ -113,6 +113,7 @@ class NatsReplay:
 
     async def _run(self) -> None:
         while not self._stopping:
+            self._wake.clear()  # before reading: what is published meanwhile may be missed by it
             try:
                 await self._read()
             except BusError as error:
@@ -121,11 +122,9 @@ class NatsReplay:
                 await self._retry()
                 if not self._failed and not self._broke:
                     self._caught_up.set()
-            self._wake.clear()
-            if not (self._stopping or self._broke):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(FOLLOW_S):
-                        await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_S):
+                    await self._wake.wait()
 
     def _log_retry(self, error: BusError) -> None:
         dispatch = self._bus.dispatch
@@ -146,7 +145,11 @@ class NatsReplay:
             await self._find()
         if self._broke:
             self._broke = False
-            await self._compare()
+            try:
+                await self._compare()
+            except BusError:
+                self._broke = True
+                raise
         while not self._interrupted:
             if self._next < self._end:
                 await self._read_batches()

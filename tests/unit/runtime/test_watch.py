@@ -26,8 +26,11 @@ class Bucket:
         self.listed: Entry = entry(10)
         self.watch: NatsWatch | None = None
         self.lacking = False
+        self.reconnects = False
 
     async def listing(self) -> Listing:
+        if self.reconnects:
+            self.watch.synchronise_soon()
         return Listing(self.created, self.listed.revision, {} if self.lacking else {self.listed.key: self.listed})
 
 
@@ -64,3 +67,15 @@ async def test_what_one_listing_lacked_and_the_next_names_is_there_again(monkeyp
     await bucket.watch.synchronise()
 
     assert seen == [10, 0, 10]
+
+
+async def test_a_bucket_is_listed_again_where_the_connection_broke_during_a_listing(monkeypatch):
+    """What was listed may be of the server before: following its revisions would pass over the new ones."""
+    bucket = Bucket(datetime.now(UTC))
+    bucket.reconnects = True
+    await watching(bucket, monkeypatch)
+    assert not await bucket.watch._follow()
+
+    bucket.reconnects = False
+    await bucket.watch.synchronise()
+    assert bucket.watch._next == 11
