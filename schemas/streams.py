@@ -92,6 +92,8 @@ class BucketSpec:
     ttl_s: float | None = None
     written_by_hosts: bool = False
     """Each host writes the key of its own name. Only then: a host's writes reach no one but by reading the bucket."""
+    secret: bool = False
+    """People may not read it."""
 
     def bucket_name(self, root: str) -> str:
         """The name on the server."""
@@ -173,8 +175,9 @@ POD_SELECTORS: Final = BucketSpec("pod_selectors", "which pods join which applic
 RUNNERS: Final = BucketSpec(
     "runners", "registration of each node's runner, as in nodes", ttl_s=30.0, written_by_hosts=True
 )
-JOB_SPECS: Final = BucketSpec("job_specs", "specs of training jobs that have not ended, environment included")
-"""Not for people: environments hold secrets."""
+JOB_SPECS: Final = BucketSpec(
+    "job_specs", "specs of training jobs that have not ended, environment included", secret=True
+)
 TRAININGS: Final = BucketSpec(
     "trainings", "coordinator and newest generation of each elastic training, renewed as in nodes", ttl_s=30.0
 )

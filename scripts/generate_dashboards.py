@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from schemas.telemetry import METRICS, MetricSpec
+from schemas.telemetry import METRICS
+from schemas.telemetry_specs import MetricSpec
 
 DIRECTORY: Final = Path(__file__).parents[1] / "compose" / "observability" / "grafana" / "dashboards"
 SOURCE: Final = {"type": "prometheus", "uid": "prometheus"}

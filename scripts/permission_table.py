@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from schemas.permissions import NODE_ROLES, Grants, Identity, Role, allowed, grants
+from schemas.permissions import NODE_ROLES, Grants, Identity, allowed, grants
 from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
 from schemas.subjects import SubjectTemplate
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "security.md"

@@ -12,8 +12,10 @@ from typing import Final
 
 from schemas.aggregations import APPLICATION
 from schemas.message import Message
-from schemas.permissions import NODE_ROLES, Grants, Identity, Role, allowed, grants, uses
-from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery
+from schemas.permissions import NODE_ROLES, Grants, Identity, allowed, grants, uses
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
+from schemas.service import Channel, Delivery
 from schemas.streams import (
     AGGREGATIONS,
     AGGREGATORS,

@@ -26,9 +26,10 @@ from schemas.leases import Members
 from schemas.message import Message
 from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
-from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery, Endpoint
+from schemas.registry import CHANNELS, ENDPOINTS
 from schemas.remote_memory import MemoryHostInfo
 from schemas.scheduling import JobSpec, RunnerInfo
+from schemas.service import Channel, Delivery, Endpoint
 from schemas.streams import (
     AGGREGATIONS,
     AGGREGATORS,

@@ -21,8 +21,9 @@ from schemas.predictions import (
     TrainReply,
     TrainRequest,
 )
-from schemas.registry import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
 from schemas.runs import RunProfile
+from schemas.service import Endpoint
+from schemas.services.advisor import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from schemas.subjects import PREDICTIONS, Subject, SubjectError
 from services._runtime.bus.api import Delivery, RequestRefusedError, Responder, Subscription

@@ -8,7 +8,8 @@ from typing import ClassVar, Final
 
 from schemas.aggregations import LEADER_KEY, AggregationEndRequest, AggregationRequest, AggregatorInfo
 from schemas.message import Message
-from schemas.registry import AGGREGATOR_END, AGGREGATOR_PLACE, Endpoint
+from schemas.service import Endpoint
+from schemas.services.aggregator import AGGREGATOR_END, AGGREGATOR_PLACE
 from schemas.streams import AGGREGATORS
 from services._runtime.bus.api import BusError, Delivery, RequestRefusedError, Responder, Subscription
 from services._runtime.bus.name_registration import HEARTBEAT_S, RETRY_S, NameTakenError, Registration

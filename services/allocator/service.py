@@ -15,7 +15,7 @@ from schemas.containers import ContainerChange, ContainerEvent, ContainerSource,
 from schemas.limits import LimitDecisions, LimitUpdate
 from schemas.message import Message
 from schemas.oom import MemoryRequest
-from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, NODES, BucketSpec
 from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE, SAVINGS
 from services._runtime.bus.api import Delivery, Entry, RequestRefusedError, Subscription

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from schemas.codec import CodecError, encode
 from schemas.message import Message
-from schemas.registry import SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, Endpoint
 from schemas.scheduling import JobExplainRequest, QueueRequest
+from schemas.service import Endpoint
+from schemas.services.scheduler import SCHEDULER_EXPLAIN, SCHEDULER_QUEUE
 from services._runtime.bus.api import Bus, BusError, NoResponderError
 from services.console.messages import console_message
 

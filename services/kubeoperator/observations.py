@@ -9,7 +9,7 @@ from typing import Final
 from schemas.containers import ContainerEvent
 from schemas.oom import OomEvent
 from schemas.queries import AppState, StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_STATE
 from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS, REPLICA_STATE
 from services._runtime.bus.api import Bus, BusError, Delivery, Subscription
 from services.kubeoperator.core.status import LastEvent, Seen

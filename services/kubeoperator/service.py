@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from schemas.kubeoperator import DeclaredApplication, KubeoperatorStateReply, KubeoperatorStateRequest
 from schemas.message import Message
 from schemas.queries import QueryError
-from schemas.registry import KUBEOPERATOR_STATE
+from schemas.services.kubeoperator import KUBEOPERATOR_STATE
 from services._runtime.bus.api import BusError, Delivery, Subscription
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings

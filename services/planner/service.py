@@ -10,7 +10,7 @@ from schemas.codec import CodecError
 from schemas.layers import LayerProfile
 from schemas.message import Message
 from schemas.plans import Plan, PlanReply, PlanRequest
-from schemas.registry import PLANNER_PLAN
+from schemas.services.planner import PLANNER_PLAN
 from schemas.streams import LAYER_STREAM, TRAINING_STREAM
 from schemas.subjects import PLANS, TRAINING_EVENTS, Subject
 from schemas.trainings import TrainingEvent

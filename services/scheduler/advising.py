@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 from schemas.predictions import PredictReply, PredictRequest
-from schemas.registry import ADVISOR_PREDICT
 from schemas.scheduling import ClusterNode, EstimateSource, JobSpec, JobSubmitted, RunTime, task_of
+from schemas.services.advisor import ADVISOR_PREDICT
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.telemetry.logging import Logger
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from schemas.codec import encode
 from schemas.plans import PlanReply
-from schemas.registry import PLANNER_PLAN
 from schemas.scheduling import ClusterNode, JobPlanned
+from schemas.services.planner import PLANNER_PLAN
 from services._runtime.bus.api import Bus, BusError, RequestTimeoutError
 from services._runtime.telemetry.logging import Logger
 from services.scheduler.core.plan_request import NotPlannableError, Rates, answered, not_planned, plan_request

@@ -7,8 +7,9 @@ from collections import Counter
 from importlib.metadata import version
 from typing import ClassVar
 
-from schemas.registry import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT, Endpoint
 from schemas.scheduling import JobPhase, WorkEvent
+from schemas.service import Endpoint
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import WORK_STREAM
 from schemas.subjects import SubjectError, untoken
 from services._runtime.bus.api import Delivery, Responder, Subscription

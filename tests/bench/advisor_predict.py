@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from schemas.jobs import Configuration
 from schemas.predictions import PredictReply, PredictRequest
-from schemas.registry import ADVISOR_PREDICT
 from schemas.runs import RunProfile
+from schemas.services.advisor import ADVISOR_PREDICT
 from services._runtime.bus.api import BusError
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus

@@ -23,7 +23,7 @@ from typing import Any
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_DECISIONS
 from services._runtime.bus.api import Delivery

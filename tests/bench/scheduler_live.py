@@ -23,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
-from schemas.registry import SCHEDULER_CONTROL, SCHEDULER_QUEUE, SCHEDULER_SUBMIT, Endpoint
 from schemas.scheduling import (
     ControlRequest,
     JobAction,
@@ -35,6 +34,8 @@ from schemas.scheduling import (
     ScheduleEvent,
     SubmitRequest,
 )
+from schemas.service import Endpoint
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import SCHEDULE_STREAM
 from services._runtime.bus.api import BusError, Delivery
 from tests.bench.cluster import Cluster, Process, open_cluster

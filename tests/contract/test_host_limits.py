@@ -11,7 +11,7 @@ import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
 
 from schemas.codec import encode
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.streams import NODES, OOM_STREAM, STREAMS, StreamSpec
 from schemas.subjects import OOM_EVENTS, token
 from services._runtime.bus.nats import NatsBus

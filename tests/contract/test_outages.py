@@ -9,7 +9,7 @@ import pytest
 
 from schemas.message import Message
 from schemas.queries import StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_STATE
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import Bus, BusUnavailableError, Delivery

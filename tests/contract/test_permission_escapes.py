@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.permissions import Grants, Identity, Role, allowed, grants
+from schemas.permissions import Grants, Identity, allowed, grants
+from schemas.roles import Role
 from tests.support.permission_trials import Trial, every_subject, identities, passes_as_it_is
 from tests.support.secured_nats import SecuredNats
 

@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryReply, MemoryRequest
-from schemas.permissions import Role, allowed, grants
+from schemas.permissions import allowed, grants
 from schemas.queries import QueryError
 from schemas.remote_memory import SlabReply, SlabRequest
+from schemas.roles import Role
 from schemas.streams import APPS, LEASES, NODES, OBJECT_STORES, OOM_STREAM, TRAINING_STREAM
 from schemas.subjects import (
     LIMIT_UPDATES,

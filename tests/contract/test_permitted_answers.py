@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from nats.aio.msg import Msg
 
-from schemas.permissions import MAPPED_INBOX, NODE_ROLES, Identity, Role, allowed, grants
+from schemas.permissions import MAPPED_INBOX, NODE_ROLES, Identity, allowed, grants
 from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
 from schemas.subjects import SLAB_REQUESTS, SubjectTemplate
 from tests.support.permission_trials import MINE, OTHERS, Trial, concrete, passes_as_it_is
 from tests.support.secured_nats import SecuredNats

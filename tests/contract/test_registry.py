@@ -16,21 +16,12 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.network import DiffReply, DiffRequest, NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
 from schemas.oom import MemoryReply
-from schemas.permissions import _ASKS, _BUCKET_USES, _LOOKS_UP, _REPLAYS, _STORE_USES, Role
+from schemas.permissions import _ASKS, _BUCKET_USES, _LOOKS_UP, _REPLAYS, _STORE_USES
 from schemas.plans import PlanRequest
 from schemas.predictions import PredictRequest, RankRequest
 from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply
-from schemas.registry import (
-    ADVISOR_PREDICT,
-    ADVISOR_RANK,
-    ALLOCATOR_EXPLAIN,
-    ALLOCATOR_STATE,
-    CHANNELS,
-    ENDPOINTS,
-    PLANNER_PLAN,
-    SCHEDULER_SUBMIT,
-    Delivery,
-)
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
 from schemas.scheduling import (
     IterationSample,
     IterationSource,
@@ -40,6 +31,11 @@ from schemas.scheduling import (
     WorkerChange,
     WorkerLogRequest,
 )
+from schemas.service import Delivery
+from schemas.services.advisor import ADVISOR_PREDICT, ADVISOR_RANK
+from schemas.services.allocator import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.services.planner import PLANNER_PLAN
+from schemas.services.scheduler import SCHEDULER_SUBMIT
 from schemas.streams import APPS, STREAMS
 from schemas.subjects import (
     JOB_RECORDS,

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from schemas.codec import encode
 from schemas.queries import StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_STATE
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions

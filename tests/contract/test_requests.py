@@ -10,7 +10,7 @@ import pytest
 
 from schemas.message import Message
 from schemas.queries import StateReply, StateRequest
-from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.subjects import LIMIT_UPDATES
 from services._runtime.bus.api import (
     BusError,

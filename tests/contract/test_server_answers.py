@@ -22,7 +22,8 @@ from nats.js.api import StreamConfig
 
 from schemas.apps import AppSpec
 from schemas.codec import CodecError, encode
-from schemas.permissions import Identity, Role, allowed, grants
+from schemas.permissions import Identity, allowed, grants
+from schemas.roles import Role
 from schemas.streams import BUCKETS, OBJECT_STORES, OOM_STREAM, STREAMS
 from schemas.subjects import CFS, OOM_EVENTS
 from services._runtime.bus.dispatch import decode_from

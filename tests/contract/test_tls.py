@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.streams import LEASES
 from services._runtime.bus.api import BusSettingsError
 from services._runtime.bus.embedded_server import EmbeddedNats, find_binary

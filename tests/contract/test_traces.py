@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.message import Message
 from schemas.queries import StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_STATE
 from schemas.streams import CONTAINER_STREAM
 from schemas.subjects import LIMIT_UPDATES
 from services._runtime.bus.api import Delivery

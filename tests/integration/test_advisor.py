@@ -26,8 +26,9 @@ from schemas.predictions import (
     TrainReply,
     TrainRequest,
 )
-from schemas.registry import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
 from schemas.runs import RunEnd, RunProfile
+from schemas.service import Endpoint
+from schemas.services.advisor import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import BusError, Delivery, RequestRefusedError

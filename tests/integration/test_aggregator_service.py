@@ -13,8 +13,8 @@ import pytest
 
 from schemas.aggregations import AggregationChange, AggregationEndReply, AggregationEvent, AggregationReply
 from schemas.message import Message
-from schemas.permissions import Role
-from schemas.registry import AGGREGATOR_PLACE
+from schemas.roles import Role
+from schemas.services.aggregator import AGGREGATOR_PLACE
 from services._runtime.bus.api import Bus, NotPermittedError, RequestRefusedError
 from services._runtime.bus.nats import NatsBus
 from services.aggregator.aggregator_process import AggregatorProcess, CommandRefusedError, ProcessLostError

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from schemas.jobs import JobRecord
 from schemas.message import Message
 from schemas.predictions import ModelName, RankRequest
-from schemas.registry import ADVISOR_RANK
 from schemas.runs import RunEnd
+from schemas.services.advisor import ADVISOR_RANK
 from schemas.subjects import JOB_RECORDS
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.bus.embedded_server import EmbeddedNats

@@ -19,7 +19,7 @@ from schemas.apps import AppSpec
 from schemas.leases import MEMBERS_KEY, Heartbeat, Members
 from schemas.oom import OomKind
 from schemas.queries import AppState, ContainerState, ExplainReply, Explanation, StateReply
-from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES, OOM_STREAM
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
 from services._runtime.bus.api import Delivery, RequestRefusedError

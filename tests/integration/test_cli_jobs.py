@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.scheduling import (
     IterationSample,
     IterationSource,

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schemas.permissions import PEOPLE, Role
+from schemas.permissions import PEOPLE
+from schemas.roles import Role
 from schemas.subjects import CFS, Subject
 from services._runtime.bus.nats import NatsBus
 from services.cli.main import app

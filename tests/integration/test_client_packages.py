@@ -26,8 +26,8 @@ from schemas.cfs import CfsBatch
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY, encode
 from schemas.limits import LimitsApplied, RowStatus
 from schemas.message import ColumnType, Message
-from schemas.permissions import Role
 from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
 from scripts.asyncapi.examples import EXAMPLES
 from services._runtime.bus.embedded_server import EmbeddedNats
 from tests.support.authority import make_ca

@@ -16,10 +16,10 @@ from schemas.codec import encode
 from schemas.message import Message
 from schemas.network import NetworkStateReply, RulesReply, TcEvent
 from schemas.oom import OomCause, OomEvent, OomKind
-from schemas.permissions import Role
 from schemas.queries import AppState, ExplainReply, ExplainRequest, Explanation, StateReply
-from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.roles import Role
 from schemas.savings import Baseline, Savings, SavingsPart
+from schemas.services.allocator import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS
 from schemas.subjects import CFS, OOM_EVENTS, RECONCILER_RULES, RECONCILER_STATE, SAVINGS, TC_EVENTS
 from services._runtime.bus.api import Delivery

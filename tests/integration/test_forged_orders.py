@@ -12,7 +12,7 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import NotPermittedError, RequestRefusedError

@@ -22,8 +22,9 @@ import jsonschema
 import pytest
 import yaml
 
-from schemas.permissions import NODE_ROLES, Role
+from schemas.permissions import NODE_ROLES
 from schemas.queries import AppState
+from schemas.roles import Role
 from schemas.telemetry import METRICS
 from services._runtime.service.interpreter import installed_services
 from services._runtime.service.settings import CommonSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.containers import NodeInfo
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.streams import NODES
 from services._runtime.bus.nats import NatsBus
 from tests.support.cluster_lab import ServiceProcess, poll

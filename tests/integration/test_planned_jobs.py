@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from schemas.plans import Plan
-from schemas.registry import SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.scheduling import JobExplainReply, JobExplainRequest, QueueRequest, ScheduleEvent, SubmitRequest
+from schemas.services.scheduler import SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import BUCKETS, SCHEDULE_STREAM, STREAMS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.embedded_server import EmbeddedNats

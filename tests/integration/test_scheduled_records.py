@@ -16,7 +16,6 @@ import pytest
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.predictions import PredictReply, PredictRequest
-from schemas.registry import ADVISOR_PREDICT, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.scheduling import (
     EstimateSource,
     JobEnded,
@@ -28,6 +27,8 @@ from schemas.scheduling import (
     SubmitRequest,
     task_of,
 )
+from schemas.services.advisor import ADVISOR_PREDICT
+from schemas.services.scheduler import SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import JOB_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import BusError, RequestRefusedError

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from schemas.message import Message
-from schemas.registry import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT, Endpoint
 from schemas.scheduling import (
     ControlRequest,
     JobAction,
@@ -35,6 +34,8 @@ from schemas.scheduling import (
     WorkerChange,
     WorkEvent,
 )
+from schemas.service import Endpoint
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import BUCKETS, SCHEDULE_STREAM, SNAPSHOTS, STREAMS
 from schemas.subjects import SCHEDULE, SCHEDULER_HEARTBEATS, WORK_EVENTS
 from services._runtime.bus.api import Delivery, NoResponderError, RequestRefusedError, RequestTimeoutError

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from schemas.limits import LimitDecisions, LimitsApplied
 from schemas.message import Message
 from schemas.network import NetworkStateReply, NetworkStateRequest
-from schemas.permissions import Role
 from schemas.predictions import RankReply, RankRequest
-from schemas.registry import ADVISOR_RANK
+from schemas.roles import Role
 from schemas.scheduling import RunnerInfo, WorkerChange, WorkerLogReply, WorkerLogRequest, WorkEvent, WorkReply
+from schemas.services.advisor import ADVISOR_RANK
 from schemas.streams import JOB_STREAM, MODELS, RUNNERS, TC_STREAM, WORK_STREAM
 from schemas.subjects import JOB_RECORDS, RECONCILER_STATE, TC_EVENTS, WORK_ORDERS, WORKER_LOGS, wildcard
 from services._runtime.bus.api import BusError, Delivery

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from schemas.predictions import RankRequest
-from schemas.registry import ADVISOR_RANK
+from schemas.services.advisor import ADVISOR_RANK
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import BusError
 from services._runtime.bus.embedded_server import EmbeddedNats

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from schemas.aggregations import AggregationChange, AggregationEvent
-from schemas.permissions import Role
+from schemas.roles import Role
 from services._runtime.bus.nats import NatsBus
 from services._runtime.exit_code import ExitCode
 from tests.support.cluster_lab import ServiceProcess

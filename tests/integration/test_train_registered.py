@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.streams import TRAININGS
 from schemas.trainings import TrainingGeneration
 from services._runtime.bus.api import NotPermittedError

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from schemas.message import Message
-from schemas.registry import SCHEDULER_CONTROL, SCHEDULER_QUEUE, SCHEDULER_SUBMIT, Endpoint
 from schemas.scheduling import (
     ControlRequest,
     JobAction,
@@ -31,6 +30,8 @@ from schemas.scheduling import (
     QueueRequest,
     SubmitRequest,
 )
+from schemas.service import Endpoint
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from services._runtime.bus.api import BusError, RequestRefusedError
 from tests.soak import counting_worker
 from tests.soak.faults import Faults

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from schemas.message import Message
-from schemas.registry import Endpoint
+from schemas.service import Endpoint
 from services._runtime.bus.api import Bus, BusUnavailableError, NoResponderError
 
 

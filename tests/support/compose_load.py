@@ -18,7 +18,7 @@ import yaml
 from schemas.jobs import JobRecord
 from schemas.message import Message
 from schemas.predictions import Prediction, RankReply, RankRequest
-from schemas.registry import ADVISOR_RANK
+from schemas.services.advisor import ADVISOR_RANK
 from schemas.streams import JOB_STREAM, PREDICTION_STREAM, StreamSpec
 from services._runtime.bus.api import BusError, Delivery
 from services._runtime.bus.nats import NatsBus

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from schemas.message import Message
-from schemas.registry import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.scheduling import (
     ClusterNode,
     ControlReply,
@@ -29,6 +28,7 @@ from schemas.scheduling import (
     WorkerLogReply,
     WorkerLogRequest,
 )
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.subjects import WORKER_LOGS
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.bus.nats import NatsBus

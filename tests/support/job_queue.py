@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from schemas.registry import SCHEDULER_EXPLAIN, SCHEDULER_QUEUE
 from schemas.scheduling import (
     ClusterNode,
     EstimateSource,
@@ -26,6 +25,7 @@ from schemas.scheduling import (
     TrafficPhase,
     TrafficProfile,
 )
+from schemas.services.scheduler import SCHEDULER_EXPLAIN, SCHEDULER_QUEUE
 from services._runtime.bus.api import Bus, Delivery, RequestRefusedError, Subscription
 from tests.support.console_lab import HOSTILE
 

@@ -19,7 +19,7 @@ from schemas.aggregations import (
     OptimizerKind,
 )
 from schemas.message import Message
-from schemas.registry import AGGREGATOR_END, AGGREGATOR_PLACE
+from schemas.services.aggregator import AGGREGATOR_END, AGGREGATOR_PLACE
 from schemas.streams import AGGREGATIONS
 from schemas.subjects import AGGREGATION_EVENTS
 from services._runtime.aggregation_frames import RangePlace

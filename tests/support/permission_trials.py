@@ -10,8 +10,9 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from schemas.permissions import NODE_ROLES, Identity, Role, allowed
+from schemas.permissions import NODE_ROLES, Identity, allowed
 from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
 from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS
 from schemas.subjects import SLAB_REQUESTS, SubjectTemplate, token
 from services.cli.nats.accounts import account_of, exchanges

@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 
 from schemas.message import Message
-from schemas.registry import CHANNELS, ENDPOINTS, Endpoint
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.service import Endpoint
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus.api import Entry, EventHandler, Handler, Responder

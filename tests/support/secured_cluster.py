@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from schemas.permissions import Role
+from schemas.roles import Role
 from tests.support.cluster_lab import ClusterLab, ServiceProcess
 from tests.support.secured_nats import SecuredNats
 

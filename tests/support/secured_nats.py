@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.permissions import NODE_ROLES, Identity, Role, uses
+from schemas.permissions import NODE_ROLES, Identity, uses
+from schemas.roles import Role
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions

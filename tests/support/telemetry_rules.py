@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from schemas.registry import CHANNELS, ENDPOINTS
-from schemas.telemetry import EVERY_SPAN, SPANS, SpanSpec
+from schemas.telemetry import EVERY_SPAN, SPANS
+from schemas.telemetry_specs import SpanSpec
 from tests.support.otlp_receiver import ReceivedSpan
 
 _DESTINATIONS = [channel.template.text for channel in CHANNELS] + [endpoint.template.text for endpoint in ENDPOINTS]

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from schemas.apps import AppSpec
 from schemas.limits import LimitDecisions, LimitReply, LimitsApplied, RowStatus
-from schemas.permissions import Role
+from schemas.roles import Role
 from schemas.streams import APPS
 from schemas.subjects import LIMIT_UPDATES, wildcard
 from tests.support.cluster_lab import MIB, MessageLog

@@ -18,7 +18,8 @@ from schemas.codec import CodecError, decode, encode
 from schemas.limits import LimitUpdate
 from schemas.message import Message
 from schemas.queries import QueryError, StateRequest
-from schemas.registry import ALLOCATOR_EXPLAIN, CHANNELS, ENDPOINTS
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.services.allocator import ALLOCATOR_EXPLAIN
 from schemas.streams import APPS
 from tests.support.bus_lab import container_event, node_info
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.permissions import Role, uses
+from schemas.permissions import uses
+from schemas.roles import Role
 from schemas.scheduling import OrderAction, WorkerChange, WorkEvent, WorkOrder, WorkReply
 from schemas.streams import WORK_STREAM
 from schemas.subjects import WORK_ORDERS

@@ -11,7 +11,7 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.leases import MEMBERS_KEY
 from schemas.queries import StateRequest
-from schemas.registry import ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from services._runtime.bus.api import RequestRefusedError
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, poll

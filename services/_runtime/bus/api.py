@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from schemas.message import Message
-from schemas.registry import Endpoint
+from schemas.service import Endpoint
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 

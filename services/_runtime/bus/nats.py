@@ -14,7 +14,7 @@ from nats.js.api import Header
 
 from schemas.codec import CodecError, encode
 from schemas.message import Message
-from schemas.registry import Endpoint
+from schemas.service import Endpoint
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus.api import (

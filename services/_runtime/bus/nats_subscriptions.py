@@ -12,7 +12,7 @@ from nats.micro.request import Request
 
 from schemas.permissions import INBOX
 from schemas.queries import QueryError
-from schemas.registry import Endpoint
+from schemas.service import Endpoint
 from services._runtime.bus.api import BusError, Handler, RawMessage, Responder, Screen
 from services._runtime.bus.dispatch import MAX_REQUESTS_IN_FLIGHT
 from services._runtime.bus.nats_connection import as_bus_errors

@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 import typer
 
 from schemas.message import Message
-from schemas.permissions import Identity, Role, allowed, grants
+from schemas.permissions import Identity, allowed, grants
+from schemas.roles import Role
 from services._runtime.bus.api import (
     BusError,
     BusSettingsError,

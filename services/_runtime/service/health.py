@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from schemas.telemetry import DURATION_BUCKETS_S
+from schemas.telemetry_specs import DURATION_BUCKETS_S
 from services._runtime.clock import until_multiple_s
 from services._runtime.telemetry.telemetry import Sample, Telemetry
 

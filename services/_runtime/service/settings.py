@@ -22,7 +22,8 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from schemas.permissions import Role, uses
+from schemas.permissions import uses
+from schemas.roles import Role
 from schemas.subjects import check_root, token
 from services._runtime.bus.nats_contexts import ContextError, resolve
 from services._runtime.bus.options import BusOptions, without_credentials

@@ -33,7 +33,8 @@ from opentelemetry.sdk.trace.export import (
     SpanExporter,
 )
 
-from schemas.telemetry import DURATION_BUCKETS_S, METRICS, MetricSpec
+from schemas.telemetry import METRICS
+from schemas.telemetry_specs import DURATION_BUCKETS_S, MetricSpec
 from services._runtime.telemetry import tracing
 from services._runtime.telemetry.logging import get_logger
 from services._runtime.telemetry.otel_settings import Origin, OtelSettings, SignalSettings

@@ -20,7 +20,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from schemas.telemetry import SpanSpec
+from schemas.telemetry_specs import SpanSpec
 from services._runtime.telemetry.tracing import Begin, Carrier, Span, described, dotted
 
 _KINDS: Final = {kind.name.lower(): kind for kind in SpanKind}

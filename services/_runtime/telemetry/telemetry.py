@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from schemas.telemetry import DURATION_BUCKETS_S, METRICS, MetricSpec
+from schemas.telemetry import METRICS
+from schemas.telemetry_specs import DURATION_BUCKETS_S, MetricSpec
 from services._runtime.telemetry.tracing import UndeclaredTelemetryError, undeclared
 
 __all__ = ["Counter", "Histogram", "Sample", "Telemetry", "UndeclaredTelemetryError", "observe_bus"]

@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import Any, Final, Protocol, Self
 
 from schemas.registry import CHANNELS, ENDPOINTS
-from schemas.telemetry import EVERY_SPAN, SPANS, SpanSpec
+from schemas.telemetry import EVERY_SPAN, SPANS
+from schemas.telemetry_specs import SpanSpec
 
 Carrier = Mapping[str, str]
 """Message headers with the trace context (W3C ``traceparent``), or without: no trace."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from schemas.predictions import Objective, RankReply, RankRequest
-from schemas.registry import ADVISOR_RANK
+from schemas.services.advisor import ADVISOR_RANK
 from services._runtime.command.errors import CommandError, UnavailableError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import asyncio
 
 from schemas.message import Message
 from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply, StateRequest
-from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.subjects import REPLICA_EXPLAIN, REPLICA_STATE
 from services._runtime.bus.api import Bus, BusError, RequestRefusedError
 from services._runtime.command.connection import QUERY_TIMEOUT_S, await_reply

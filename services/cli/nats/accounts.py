@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
-from schemas.permissions import INBOX, MAPPED_INBOX, NODE_ROLES, Identity, Role, grants
-from schemas.registry import CHANNELS, ENDPOINTS, Delivery
+from schemas.permissions import INBOX, MAPPED_INBOX, NODE_ROLES, Identity, grants
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
+from schemas.service import Delivery
 
 STORE: Final = "TURNBUCKLE"
 """What JetStream stores belongs to this account: its name is that of earlier versions."""

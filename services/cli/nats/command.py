@@ -10,7 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from schemas.permissions import NODE_ROLES, Identity, Role, uses
+from schemas.permissions import NODE_ROLES, Identity, uses
+from schemas.roles import Role
 from schemas.subjects import SubjectError, check_root, token
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server, missing_key_text

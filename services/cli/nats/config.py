@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.permissions import Grants, Identity, Role, grants
+from schemas.permissions import Grants, Identity, grants
+from schemas.roles import Role
 from services.cli.nats.accounts import ACCOUNTS, HOSTS, STORE, account_of, exchange_lines
 
 MADE_BY: Final = "# Written by `turnbuckle nats config`. Make it anew instead of editing it.\n"

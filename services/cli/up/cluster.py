@@ -16,8 +16,8 @@ from typing import Final
 import yaml
 
 from schemas.rates import parse_rate, rate_text
-from schemas.registry import SCHEDULER_QUEUE
 from schemas.scheduling import QueueReply, QueueRequest
+from schemas.services.scheduler import SCHEDULER_QUEUE
 from services._host.sandbox.network import NetworkUnavailableError
 from services._host.sandbox.racks import RackNetwork, RackPlan
 from services._runtime.bus.api import Bus, NoResponderError, RequestTimeoutError

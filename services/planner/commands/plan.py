@@ -14,8 +14,8 @@ from schemas.layers import Dtype, LayerProfile
 from schemas.measured_runs import MeasuredRun
 from schemas.plans import MAX_BATCH, Plan, PlanReply, PlanRequest, Strategy
 from schemas.predictions import Objective
-from schemas.registry import PLANNER_PLAN
 from schemas.scheduling import JOB_NAME_PATTERN
+from schemas.services.planner import PLANNER_PLAN
 from services._runtime.atomic_file import write_atomically
 from services._runtime.command.connection import ContextOption, ServerOption, await_reply, connected, find_server
 from services._runtime.command.errors import BadFileError, CommandError, MissingFileError, UnavailableError, UsageError

@@ -13,8 +13,9 @@ from typing import Any, Final, TypeVar
 import typer
 
 from schemas.message import Message
-from schemas.registry import SCHEDULER_QUEUE, Endpoint
 from schemas.scheduling import JOB_NAME_PATTERN, JobPhase, QueueReply, QueueRequest
+from schemas.service import Endpoint
+from schemas.services.scheduler import SCHEDULER_QUEUE
 from services._runtime.bus.api import Bus
 from services._runtime.command.connection import QUERY_TIMEOUT_S, await_reply, connected, find_server
 from services._runtime.command.errors import CommandError

@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from schemas.registry import SCHEDULER_CONTROL
 from schemas.scheduling import ControlReply, ControlRequest, JobAction
+from schemas.services.scheduler import SCHEDULER_CONTROL
 from services._runtime.command.connection import ContextOption, ServerOption
 from services._runtime.command.output import print_json, print_note
 from services.scheduler.commands.asking import (

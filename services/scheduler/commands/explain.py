@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 
 from schemas.codec import to_plain
-from schemas.registry import SCHEDULER_EXPLAIN
 from schemas.scheduling import JobExplainReply, JobExplainRequest
+from schemas.services.scheduler import SCHEDULER_EXPLAIN
 from services._runtime.command.connection import ContextOption, ServerOption
 from services._runtime.command.output import print_json, stdout_console
 from services.scheduler.commands.asking import ask_once, complete_jobs, job_argument

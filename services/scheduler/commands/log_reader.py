@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-from schemas.registry import SCHEDULER_EXPLAIN
 from schemas.scheduling import (
     JobExplainReply,
     JobExplainRequest,
@@ -17,6 +16,7 @@ from schemas.scheduling import (
     WorkerLogReply,
     WorkerLogRequest,
 )
+from schemas.services.scheduler import SCHEDULER_EXPLAIN
 from schemas.subjects import WORKER_LOGS
 from services._runtime.bus.api import Bus, RequestRefusedError
 from services._runtime.command.connection import QUERY_TIMEOUT_S, await_reply, connected, find_server

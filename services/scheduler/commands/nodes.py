@@ -7,8 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from schemas.codec import to_plain
-from schemas.registry import SCHEDULER_QUEUE
 from schemas.scheduling import QueueReply, QueueRequest
+from schemas.services.scheduler import SCHEDULER_QUEUE
 from services._runtime.command.connection import ContextOption, ServerOption
 from services._runtime.command.output import print_json, stdout_console
 from services.scheduler.commands.asking import ask_once

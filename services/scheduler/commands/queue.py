@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from schemas.codec import to_plain
-from schemas.registry import SCHEDULER_QUEUE
 from schemas.scheduling import QueueReply, QueueRequest
+from schemas.services.scheduler import SCHEDULER_QUEUE
 from services._runtime.bus.api import Bus
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
 from services._runtime.command.errors import UnavailableError

@@ -166,8 +166,8 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
 
 
 def _submit(spec: JobSpec, where: tuple[str | None, str | None]) -> SubmitReply:
-    from schemas.registry import SCHEDULER_SUBMIT  # noqa: PLC0415 - quick --help
     from schemas.scheduling import SubmitReply, SubmitRequest  # noqa: PLC0415 - as above
+    from schemas.services.scheduler import SCHEDULER_SUBMIT  # noqa: PLC0415 - quick --help
     from services.scheduler.commands.asking import ask_once, requester  # noqa: PLC0415 - as above
 
     return ask_once(where, SCHEDULER_SUBMIT, SubmitRequest(spec=spec, by=requester()), SubmitReply, WITHIN_S)

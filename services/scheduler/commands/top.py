@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from schemas.codec import to_plain
-from schemas.registry import SCHEDULER_QUEUE
 from schemas.scheduling import IterationSample, QueueReply, QueueRequest
+from schemas.services.scheduler import SCHEDULER_QUEUE
 from schemas.subjects import ITERATIONS
 from services._runtime.bus.api import Bus, Delivery
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from schemas.registry import SCHEDULER_EXPLAIN
 from schemas.scheduling import JobExplainReply, JobExplainRequest, JobHistoryLine, QueuedJob
+from schemas.services.scheduler import SCHEDULER_EXPLAIN
 from services._runtime.bus.api import BusUnavailableError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.command.connection import connected, find_server

@@ -21,7 +21,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from schemas.aggregations import AggregationEndRequest, AggregationReply, AggregationRequest
-from schemas.registry import AGGREGATOR_END, AGGREGATOR_PLACE
+from schemas.services.aggregator import AGGREGATOR_END, AGGREGATOR_PLACE
 from services._runtime.bus.api import Bus, BusError, NotPermittedError, RequestRefusedError
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.command.errors import BadFileError, CommandError, NoPermissionError, UnavailableError

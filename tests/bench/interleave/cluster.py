@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.message import Message
-from schemas.registry import SCHEDULER_CONTROL, SCHEDULER_QUEUE, SCHEDULER_SUBMIT, Endpoint
 from schemas.scheduling import (
     MLTCP,
     ControlRequest,
@@ -36,6 +35,8 @@ from schemas.scheduling import (
     WorkerLogReply,
     WorkerLogRequest,
 )
+from schemas.service import Endpoint
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import RUNNERS
 from schemas.subjects import WORKER_LOGS
 from services._host.bpf.congestion import UNIT, CongestionPrograms

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Self
 
 from schemas.message import Message
-from schemas.registry import Endpoint
+from schemas.service import Endpoint
 from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS, BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus.api import (

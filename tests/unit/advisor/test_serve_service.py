@@ -16,8 +16,9 @@ from schemas.codec import to_plain
 from schemas.jobs import JobRecord
 from schemas.message import Message
 from schemas.predictions import Prediction, PredictRequest, RankReply, RankRequest, TrainReply, TrainRequest
-from schemas.registry import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
 from schemas.runs import SERIES, RunEnd, RunProfile
+from schemas.service import Endpoint
+from schemas.services.advisor import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import Delivery, RequestRefusedError

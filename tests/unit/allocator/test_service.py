@@ -14,7 +14,7 @@ from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.queries import ExplainRequest, StateRequest
-from schemas.registry import ALLOCATOR_STATE
+from schemas.services.allocator import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._host.simulation.load_profile import demo_scenario

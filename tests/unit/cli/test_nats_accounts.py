@@ -9,9 +9,11 @@ import pytest
 
 from schemas.codec import CodecError, decode_as, encode
 from schemas.oom import MemoryReply
-from schemas.permissions import NODE_ROLES, Identity, Role, allowed, grants
-from schemas.registry import CHANNELS, ENDPOINTS, Delivery
+from schemas.permissions import NODE_ROLES, Identity, allowed, grants
+from schemas.registry import CHANNELS, ENDPOINTS
 from schemas.remote_memory import SlabReply
+from schemas.roles import Role
+from schemas.service import Delivery
 from schemas.streams import BUCKETS, STREAMS
 from schemas.subjects import SLAB_REQUESTS, SubjectTemplate, token
 from services.cli.nats.accounts import ACCOUNTS, HOSTS, STORE, Exchange, account_of, exchanges

@@ -22,7 +22,8 @@ from schemas.kubeoperator import (
 )
 from schemas.message import Message
 from schemas.queries import AppState, ContainerState, StateReply
-from schemas.registry import ALLOCATOR_STATE, KUBEOPERATOR_STATE
+from schemas.services.allocator import ALLOCATOR_STATE
+from schemas.services.kubeoperator import KUBEOPERATOR_STATE
 from schemas.streams import APPS, POD_SELECTORS
 from schemas.subjects import CONTAINER_EVENTS
 from services._runtime.bus.api import Delivery

@@ -14,7 +14,7 @@ from schemas.layers import LayerProfile
 from schemas.measured_runs import MeasuredRun
 from schemas.message import Message
 from schemas.plans import Plan, PlanReply, PlanRequest, Strategy
-from schemas.registry import PLANNER_PLAN
+from schemas.services.planner import PLANNER_PLAN
 from schemas.streams import PLAN_STREAM, StreamSpec
 from schemas.subjects import LAYER_PROFILES, TRAINING_EVENTS, Subject
 from schemas.trainings import TrainingChange, TrainingEvent

@@ -10,7 +10,8 @@ from io import StringIO
 
 import pytest
 
-from schemas.telemetry import ATTRIBUTES, METRICS, MetricSpec
+from schemas.telemetry import ATTRIBUTES, METRICS
+from schemas.telemetry_specs import MetricSpec
 from services._runtime.service.health import Health
 from services._runtime.telemetry import otel_export
 from services._runtime.telemetry.logging import get_logger, setup_logging

@@ -11,7 +11,6 @@ import pytest
 
 from schemas.message import Message
 from schemas.plans import Plan, PlanReply, PlanRequest, Strategy
-from schemas.registry import PLANNER_PLAN, SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_SUBMIT
 from schemas.scheduling import (
     ClusterNode,
     ControlRequest,
@@ -25,6 +24,8 @@ from schemas.scheduling import (
     WorkerChange,
     WorkOrder,
 )
+from schemas.services.planner import PLANNER_PLAN
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_SUBMIT
 from schemas.streams import RUNNERS, SCHEDULE_STREAM
 from services._runtime.bus.api import Bus, Delivery, RequestRefusedError
 from services._runtime.telemetry.logging import get_logger

@@ -16,14 +16,6 @@ from schemas.jobs import TaskFeatures
 from schemas.message import Message
 from schemas.network import RouteEvent, RouteKind
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, PredictReply, PredictRequest
-from schemas.registry import (
-    ADVISOR_PREDICT,
-    SCHEDULER_CONTROL,
-    SCHEDULER_EXPLAIN,
-    SCHEDULER_QUEUE,
-    SCHEDULER_SUBMIT,
-    Endpoint,
-)
 from schemas.scheduling import (
     ELASTIC_IS_SIMULATED,
     MASKED,
@@ -48,6 +40,9 @@ from schemas.scheduling import (
     WorkerChange,
     WorkEvent,
 )
+from schemas.service import Endpoint
+from schemas.services.advisor import ADVISOR_PREDICT
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import APPS, JOB_SPECS
 from schemas.subjects import ITERATIONS, ROUTE_EVENTS, WORK_EVENTS
 from services._runtime.bus.api import NoResponderError, RequestRefusedError

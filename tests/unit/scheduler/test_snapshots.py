@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from schemas.codec import decode, encode
-from schemas.registry import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.scheduling import (
     ControlRequest,
     JobAction,
@@ -24,6 +23,7 @@ from schemas.scheduling import (
     ScheduleEvent,
     SubmitRequest,
 )
+from schemas.services.scheduler import SCHEDULER_CONTROL, SCHEDULER_EXPLAIN, SCHEDULER_QUEUE, SCHEDULER_SUBMIT
 from schemas.streams import SNAPSHOTS
 from services._runtime.bus.api import BusUnavailableError, ObjectInfo, StoredObject
 from services._runtime.clock import SystemClock

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from schemas.permissions import NODE_ROLES, READ_ONLY, Grants, Identity, Role, allowed, grants, uses
+from schemas.permissions import NODE_ROLES, READ_ONLY, Grants, Identity, allowed, grants, uses
 from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.roles import Role
 from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS
 from schemas.subjects import (
     CFS,

@@ -8,8 +8,10 @@ import pytest
 
 from schemas.codec import CodecError, encode
 from schemas.message import Message
-from schemas.permissions import NODE_ROLES, Identity, Role, allowed, grants
-from schemas.registry import CHANNELS, Channel, contradicted_id
+from schemas.permissions import NODE_ROLES, Identity, allowed, grants
+from schemas.registry import CHANNELS, contradicted_id
+from schemas.roles import Role
+from schemas.service import Channel
 from scripts.asyncapi import examples
 from services._runtime.bus.dispatch import decode_from
 

@@ -18,7 +18,8 @@ from schemas.codec import MESSAGE_TYPES, encode
 from schemas.containers import ContainerEvent
 from schemas.message import ColumnarMessage, Message
 from schemas.queries import ExplainRequest
-from schemas.registry import CHANNELS, ENDPOINTS, Delivery
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.service import Delivery
 from schemas.streams import BUCKETS, STREAMS
 from scripts.asyncapi import words
 from scripts.asyncapi.document import CONTRACT_VERSION, document, text
