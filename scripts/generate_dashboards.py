@@ -1,4 +1,4 @@
-"""Grafana dashboards from the declared metrics (`schemas/telemetry.py`): `python -m scripts.generate_dashboards`.
+"""Grafana dashboards from the declared metrics (`schemas/services`): `python -m scripts.generate_dashboards`.
 
 One dashboard per part of the system, a panel for each of its metrics, and an overview that is chosen by hand. With
 ``--check`` nothing is written; the exit code tells whether the files are fresh.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from schemas.services import SERVICES
 from schemas.telemetry import METRICS
 from schemas.telemetry_specs import MetricSpec
 
@@ -31,17 +32,15 @@ class Part:
 
 
 PARTS: Final = (
-    Part("agent", "Agent: containers, writes, memory", ("turnbuckle_agent_",)),
-    Part("allocator", "Allocator: decisions, ownership, reports", ("turnbuckle_allocator_",)),
+    *(
+        Part(service.name, service.dashboard, (f"turnbuckle_{service.name}_",))
+        for service in SERVICES
+        if service.dashboard
+    ),
     Part("applications", "Applications: usage, limits, slack, throttling, memory", ("turnbuckle_app_",)),
     Part("network", "Network: rules, paths, fast path", ("turnbuckle_reconciler_", "turnbuckle_fast_path_")),
     Part("learning", "Collector and advisor", ("turnbuckle_collector_", "turnbuckle_advisor_")),
-    Part("scheduler", "Scheduler: jobs, slots, decisions", ("turnbuckle_scheduler_",)),
-    Part("planner", "Planner: requests, layer profiles", ("turnbuckle_planner_",)),
-    Part("aggregator", "Aggregator: jobs, processes, moves", ("turnbuckle_aggregator_",)),
-    Part("memory", "Remote memory: offered, held, slabs", ("turnbuckle_memory_",)),
     Part("runner", "Runner: slots, workers of training jobs", ("turnbuckle_runner_", "turnbuckle_slurm_")),
-    Part("kubeoperator", "Kubernetes operator", ("turnbuckle_kubeoperator_",)),
     Part(
         "bus",
         "Bus, processes and telemetry",

@@ -27,7 +27,7 @@ _RANGES: Final = (
     AggregatedRange(first=0, last=4_194_304, version=1, address="10.0.0.7:40123"),
     AggregatedRange(first=4_194_304, last=6_000_000, version=1, address="10.0.0.7:40123"),
 )
-AGGREGATION: Final[tuple[Message, ...]] = (
+EXAMPLES: Final[tuple[Message, ...]] = (
     AggregationRequest(job=_JOB, attempt=1, claim=_CLAIM, ranks=4, values=6_000_000, optimizer=_OPTIMIZER),
     AggregationReply(job=_JOB, attempt=1, key="a3" * 32, ranges=_RANGES),
     AggregationEndRequest(job=_JOB, claim=_CLAIM),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Iterator
 from datetime import date
 from enum import Enum
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -71,11 +75,6 @@ from schemas.queries import (
 from schemas.reasons import Reason, sentence
 from schemas.runs import RunEnd, RunProfile, RunSample, WorkerSeries
 from schemas.savings import Baseline, Savings, SavingsPart
-from scripts.asyncapi.aggregation_examples import AGGREGATION
-from scripts.asyncapi.planning_examples import PLANNING
-from scripts.asyncapi.remote_memory_examples import REMOTE_MEMORY
-from scripts.asyncapi.scheduling_examples import SCHEDULING
-from scripts.asyncapi.training_examples import TRAINING
 
 _NOW: Final = 1_795_284_000_000_000_000
 _BORN: Final = _NOW - 3_600_000_000_000
@@ -517,10 +516,14 @@ _JOBS: Final[tuple[Message, ...]] = (
 )
 
 
-EXAMPLES: Final = (
-    *(*_LIMITS, *_QUERIES, *_NETWORK, *_JOBS),
-    *(*AGGREGATION, *PLANNING, *REMOTE_MEMORY, *SCHEDULING, *TRAINING),
-)
+def _in_other_modules() -> Iterator[Message]:
+    """Those of every module ``*_examples`` in this folder."""
+    for module in sorted(each.name for each in pkgutil.iter_modules([str(Path(__file__).parent)])):
+        if module.endswith("_examples"):
+            yield from import_module(f"{__package__}.{module}").EXAMPLES
+
+
+EXAMPLES: Final = (*_LIMITS, *_QUERIES, *_NETWORK, *_JOBS, *_in_other_modules())
 
 
 def examples() -> dict[type[Message], dict[str, Any]]:

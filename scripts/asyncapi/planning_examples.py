@@ -84,7 +84,7 @@ _PLAN: Final = Plan(
     launch=("torchrun --standalone --nproc-per-node 2 --no-python turnbuckle run trainer-worker plan.json",),
     profiles=("5b0c9e1f22d4a7c3", "77aa90c1d3e5f201"),
 )
-PLANNING: Final[tuple[Message, ...]] = (
+EXAMPLES: Final[tuple[Message, ...]] = (
     _FAST,
     PlanRequest(job=_JOB, task=_TASK, cluster=_CLUSTER, batch=16),
     PlanReply(plan=_PLAN),

@@ -9,7 +9,7 @@ from schemas.remote_memory import MemoryHostInfo, SlabChange, SlabEvent, SlabRep
 
 _NOW: Final = 1_795_284_000_000_000_000
 _ADDRESS: Final = "10.1.1.8:40123"
-REMOTE_MEMORY: Final[tuple[Message, ...]] = (
+EXAMPLES: Final[tuple[Message, ...]] = (
     MemoryHostInfo(
         node="gpu-08",
         address=_ADDRESS,

@@ -96,7 +96,7 @@ _QUEUED: Final = QueuedJob(
     spans=(JobSpan(attempt=2, begin_ns=_NOW, nodes=_NODES),),
 )
 
-SCHEDULING: Final[tuple[Message, ...]] = (
+EXAMPLES: Final[tuple[Message, ...]] = (
     ScheduleEvent(
         leader=_LEADER,
         time_ns=_NOW,

@@ -42,7 +42,7 @@ _PLAN: Final = Plan(
     step_high_us=435_000,
 )
 
-TRAINING: Final[tuple[Message, ...]] = (
+EXAMPLES: Final[tuple[Message, ...]] = (
     StepBatch(
         job=_JOB,
         node=_NODE,

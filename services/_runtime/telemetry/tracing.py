@@ -222,4 +222,4 @@ def undeclared(what: str, name: str, known: Mapping[str, object]) -> str:
     """Error text for a name that `schemas.telemetry` does not declare."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{what} {name!r} is not declared in schemas/telemetry.py{hint}"
+    return f"{what} {name!r} is not declared in schemas/services or schemas/telemetry.py{hint}"

@@ -1,4 +1,4 @@
-"""Nothing may be emitted under a name that schemas/telemetry.py does not declare."""
+"""Nothing may be emitted under a name that schemas/telemetry.py and schemas/services do not declare."""
 
 from __future__ import annotations
 

@@ -7,6 +7,14 @@
 import { token } from "./decode.js";
 
 /**
+ * Prediction: a prediction, with its model's version and the day of its prices.
+ * @param {string} [job]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const prediction = (job, root = "tb") => `${root}.evt.prediction.${token(job)}`;
+
+/**
  * CfsBatch: CPU and memory of one application's containers on one node in one period.
  * @param {string} [app]
  * @param {string} [node]
@@ -14,14 +22,6 @@ import { token } from "./decode.js";
  * @returns {string}
  */
 export const cfsBatch = (app, node, root = "tb") => `${root}.obs.cfs.${token(app)}.${token(node)}`;
-
-/**
- * LimitDecisions: limit changes decided for one application, with reasons and pools.
- * @param {string} [app]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const limitDecisions = (app, root = "tb") => `${root}.obs.limits.${token(app)}`;
 
 /**
  * LimitsApplied: limits in force after a limit update, and which of its rows were not applied.
@@ -50,15 +50,6 @@ export const containerEvent = (app, node, root = "tb") => `${root}.evt.container
 export const limitUpdate = (node, root = "tb") => `${root}.cmd.limits.${token(node)}`;
 
 /**
- * MemoryRequest: a node's reserve for an application runs out: its owner refills it or says why not.
- * @param {string} app
- * @param {string} node
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const memoryRequest = (app, node, root = "tb") => `${root}.cmd.memory.${token(app)}.${token(node)}`;
-
-/**
  * OomEvent: a container's memory near or at its limit: grants, denied grants, OOM waits, kills.
  * @param {string} [app]
  * @param {string} [node]
@@ -66,6 +57,31 @@ export const memoryRequest = (app, node, root = "tb") => `${root}.cmd.memory.${t
  * @returns {string}
  */
 export const oomEvent = (app, node, root = "tb") => `${root}.evt.oom.${token(app)}.${token(node)}`;
+
+/**
+ * AggregationEvent: ranges of a replicated training job were placed, moved, lost, restored or freed.
+ * @param {string} [job]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const aggregationEvent = (job, root = "tb") => `${root}.evt.aggregate.${token(job)}`;
+
+/**
+ * LimitDecisions: limit changes decided for one application, with reasons and pools.
+ * @param {string} [app]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const limitDecisions = (app, root = "tb") => `${root}.obs.limits.${token(app)}`;
+
+/**
+ * MemoryRequest: a node's reserve for an application runs out: its owner refills it or says why not.
+ * @param {string} app
+ * @param {string} node
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const memoryRequest = (app, node, root = "tb") => `${root}.cmd.memory.${token(app)}.${token(node)}`;
 
 /**
  * StateRequest: state of the applications that one replica owns.
@@ -82,6 +98,73 @@ export const replicaState = (replica, root = "tb") => `${root}.cmd.replica_state
  * @returns {string}
  */
 export const replicaExplain = (replica, root = "tb") => `${root}.cmd.replica_explain.${token(replica)}`;
+
+/**
+ * Savings: what an application held in a day beside what it would hold without limits, and how it was throttled.
+ * @param {string} [app]
+ * @param {string} [day]
+ * @param {string} [record]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const savings = (app, day, record, root = "tb") => `${root}.evt.savings.${token(app)}.${token(day)}.${token(record)}`;
+
+/**
+ * RunSample: what one worker of a local run used in the last second.
+ * @param {string} [run]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const runSample = (run, root = "tb") => `${root}.obs.run.${token(run)}`;
+
+/**
+ * RunProfile: a local run has ended: the task's features and its workers' series.
+ * @param {string} [run]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const runProfile = (run, root = "tb") => `${root}.evt.run.${token(run)}`;
+
+/**
+ * JobRecord: a training job has ended: features, configuration, time, cost, and the price that held.
+ * @param {string} [job]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const jobRecord = (job, root = "tb") => `${root}.evt.job.${token(job)}`;
+
+/**
+ * LayerProfile: time and memory of a model's layers on one kind of device, measured.
+ * @param {string} [profile]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const layerProfile = (profile, root = "tb") => `${root}.evt.layers.${token(profile)}`;
+
+/**
+ * SlabRequest: a host asks another one for memory for a slab of its swap device.
+ * @param {string} daemon
+ * @param {string} node
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const slabRequest = (daemon, node, root = "tb") => `${root}.cmd.slab.${token(daemon)}.${token(node)}`;
+
+/**
+ * SlabEvent: a slab of a swap device went to remote memory, is wanted back by its daemon, or fell back to its disk.
+ * @param {string} [node]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const slabEvent = (node, root = "tb") => `${root}.evt.slab.${token(node)}`;
+
+/**
+ * Plan: how a training job is divided over unequal devices, what a step takes, and why.
+ * @param {string} [job]
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const plan = (job, root = "tb") => `${root}.evt.plan.${token(job)}`;
 
 /**
  * RouteEvent: paths and links of a node changed, disagree between kernel, FRR and BFD, were overridden, or drained.
@@ -124,78 +207,6 @@ export const diffRequest = (node, root = "tb") => `${root}.cmd.reconciler_diff.$
 export const rulesRequest = (node, root = "tb") => `${root}.cmd.reconciler_rules.${token(node)}`;
 
 /**
- * RunSample: what one worker of a local run used in the last second.
- * @param {string} [run]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const runSample = (run, root = "tb") => `${root}.obs.run.${token(run)}`;
-
-/**
- * RunProfile: a local run has ended: the task's features and its workers' series.
- * @param {string} [run]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const runProfile = (run, root = "tb") => `${root}.evt.run.${token(run)}`;
-
-/**
- * JobRecord: a training job has ended: features, configuration, time, cost, and the price that held.
- * @param {string} [job]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const jobRecord = (job, root = "tb") => `${root}.evt.job.${token(job)}`;
-
-/**
- * Prediction: a prediction, with its model's version and the day of its prices.
- * @param {string} [job]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const prediction = (job, root = "tb") => `${root}.evt.prediction.${token(job)}`;
-
-/**
- * LayerProfile: time and memory of a model's layers on one kind of device, measured.
- * @param {string} [profile]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const layerProfile = (profile, root = "tb") => `${root}.evt.layers.${token(profile)}`;
-
-/**
- * Plan: how a training job is divided over unequal devices, what a step takes, and why.
- * @param {string} [job]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const plan = (job, root = "tb") => `${root}.evt.plan.${token(job)}`;
-
-/**
- * Savings: what an application held in a day beside what it would hold without limits, and how it was throttled.
- * @param {string} [app]
- * @param {string} [day]
- * @param {string} [record]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const savings = (app, day, record, root = "tb") => `${root}.evt.savings.${token(app)}.${token(day)}.${token(record)}`;
-
-/**
- * ScheduleEvent: what happened to training jobs: submissions, requests, decisions, what workers did; in one order.
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const scheduleEvent = (root = "tb") => `${root}.evt.schedule`;
-
-/**
- * SchedulerHeartbeat: the leading scheduler is alive.
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const schedulerHeartbeat = (root = "tb") => `${root}.obs.schedule`;
-
-/**
  * IterationSample: the traffic of one iteration of a training job: period, sending time, bytes, and what its pace made of it.
  * @param {string} [job]
  * @param {string} [node]
@@ -230,6 +241,20 @@ export const workOrder = (node, root = "tb") => `${root}.cmd.work.${token(node)}
 export const workerLogRequest = (node, root = "tb") => `${root}.cmd.worker_logs.${token(node)}`;
 
 /**
+ * ScheduleEvent: what happened to training jobs: submissions, requests, decisions, what workers did; in one order.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const scheduleEvent = (root = "tb") => `${root}.evt.schedule`;
+
+/**
+ * SchedulerHeartbeat: the leading scheduler is alive.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const schedulerHeartbeat = (root = "tb") => `${root}.obs.schedule`;
+
+/**
  * StepBatch: what steps of a training took in one rank, in parts, and its memory.
  * @param {string} [job]
  * @param {string} [node]
@@ -246,45 +271,6 @@ export const stepBatch = (job, node, root = "tb") => `${root}.obs.step.${token(j
  * @returns {string}
  */
 export const trainingEvent = (job, node, root = "tb") => `${root}.evt.train.${token(job)}.${token(node)}`;
-
-/**
- * AggregationEvent: ranges of a replicated training job were placed, moved, lost, restored or freed.
- * @param {string} [job]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const aggregationEvent = (job, root = "tb") => `${root}.evt.aggregate.${token(job)}`;
-
-/**
- * SlabRequest: a host asks another one for memory for a slab of its swap device.
- * @param {string} daemon
- * @param {string} node
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const slabRequest = (daemon, node, root = "tb") => `${root}.cmd.slab.${token(daemon)}.${token(node)}`;
-
-/**
- * SlabEvent: a slab of a swap device went to remote memory, is wanted back by its daemon, or fell back to its disk.
- * @param {string} [node]
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const slabEvent = (node, root = "tb") => `${root}.evt.slab.${token(node)}`;
-
-/**
- * StateRequest: applications, containers, limits and pools.
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const stateRequest = (root = "tb") => `${root}.cmd.allocator.state`;
-
-/**
- * ExplainRequest: why limits are what they are, with measured value and threshold.
- * @param {string} [root="tb"]
- * @returns {string}
- */
-export const explainRequest = (root = "tb") => `${root}.cmd.allocator.explain`;
 
 /**
  * PredictRequest: time and cost of each configuration, with intervals.
@@ -327,6 +313,20 @@ export const aggregationRequest = (root = "tb") => `${root}.cmd.aggregator.place
  * @returns {string}
  */
 export const aggregationEndRequest = (root = "tb") => `${root}.cmd.aggregator.end`;
+
+/**
+ * StateRequest: applications, containers, limits and pools.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const stateRequest = (root = "tb") => `${root}.cmd.allocator.state`;
+
+/**
+ * ExplainRequest: why limits are what they are, with measured value and threshold.
+ * @param {string} [root="tb"]
+ * @returns {string}
+ */
+export const explainRequest = (root = "tb") => `${root}.cmd.allocator.explain`;
 
 /**
  * KubeoperatorStateRequest: applications that Kubernetes declares.

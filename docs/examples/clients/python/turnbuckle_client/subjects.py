@@ -8,14 +8,14 @@ from __future__ import annotations
 from turnbuckle_client.decode import token
 
 
+def prediction(job: str | None = None, *, root: str = "tb") -> str:
+    """Prediction: a prediction, with its model's version and the day of its prices."""
+    return f"{root}.evt.prediction.{token(job)}"
+
+
 def cfs_batch(app: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
     """CfsBatch: CPU and memory of one application's containers on one node in one period."""
     return f"{root}.obs.cfs.{token(app)}.{token(node)}"
-
-
-def limit_decisions(app: str | None = None, *, root: str = "tb") -> str:
-    """LimitDecisions: limit changes decided for one application, with reasons and pools."""
-    return f"{root}.obs.limits.{token(app)}"
 
 
 def limits_applied(app: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
@@ -37,14 +37,24 @@ def limit_update(node: str, *, root: str = "tb") -> str:
     return f"{root}.cmd.limits.{token(node)}"
 
 
-def memory_request(app: str, node: str, *, root: str = "tb") -> str:
-    """MemoryRequest: a node's reserve for an application runs out: its owner refills it or says why not."""
-    return f"{root}.cmd.memory.{token(app)}.{token(node)}"
-
-
 def oom_event(app: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
     """OomEvent: a container's memory near or at its limit: grants, denied grants, OOM waits, kills."""
     return f"{root}.evt.oom.{token(app)}.{token(node)}"
+
+
+def aggregation_event(job: str | None = None, *, root: str = "tb") -> str:
+    """AggregationEvent: ranges of a replicated training job were placed, moved, lost, restored or freed."""
+    return f"{root}.evt.aggregate.{token(job)}"
+
+
+def limit_decisions(app: str | None = None, *, root: str = "tb") -> str:
+    """LimitDecisions: limit changes decided for one application, with reasons and pools."""
+    return f"{root}.obs.limits.{token(app)}"
+
+
+def memory_request(app: str, node: str, *, root: str = "tb") -> str:
+    """MemoryRequest: a node's reserve for an application runs out: its owner refills it or says why not."""
+    return f"{root}.cmd.memory.{token(app)}.{token(node)}"
 
 
 def replica_state(replica: str, *, root: str = "tb") -> str:
@@ -55,6 +65,50 @@ def replica_state(replica: str, *, root: str = "tb") -> str:
 def replica_explain(replica: str, *, root: str = "tb") -> str:
     """ExplainRequest: why limits are what they are, from the replica that decided."""
     return f"{root}.cmd.replica_explain.{token(replica)}"
+
+
+def savings(app: str | None = None, day: str | None = None, record: str | None = None, *, root: str = "tb") -> str:
+    """Savings: what an application held in a day beside what it would hold without limits, and how it was throttled."""
+    return f"{root}.evt.savings.{token(app)}.{token(day)}.{token(record)}"
+
+
+def run_sample(run: str | None = None, *, root: str = "tb") -> str:
+    """RunSample: what one worker of a local run used in the last second."""
+    return f"{root}.obs.run.{token(run)}"
+
+
+def run_profile(run: str | None = None, *, root: str = "tb") -> str:
+    """RunProfile: a local run has ended: the task's features and its workers' series."""
+    return f"{root}.evt.run.{token(run)}"
+
+
+def job_record(job: str | None = None, *, root: str = "tb") -> str:
+    """JobRecord: a training job has ended: features, configuration, time, cost, and the price that held."""
+    return f"{root}.evt.job.{token(job)}"
+
+
+def layer_profile(profile: str | None = None, *, root: str = "tb") -> str:
+    """LayerProfile: time and memory of a model's layers on one kind of device, measured."""
+    return f"{root}.evt.layers.{token(profile)}"
+
+
+def slab_request(daemon: str, node: str, *, root: str = "tb") -> str:
+    """SlabRequest: a host asks another one for memory for a slab of its swap device."""
+    return f"{root}.cmd.slab.{token(daemon)}.{token(node)}"
+
+
+def slab_event(node: str | None = None, *, root: str = "tb") -> str:
+    """Subject of SlabEvent.
+
+    SlabEvent: a slab of a swap device went to remote memory, is wanted back by its daemon, or fell back to its
+    disk.
+    """
+    return f"{root}.evt.slab.{token(node)}"
+
+
+def plan(job: str | None = None, *, root: str = "tb") -> str:
+    """Plan: how a training job is divided over unequal devices, what a step takes, and why."""
+    return f"{root}.evt.plan.{token(job)}"
 
 
 def route_event(node: str | None = None, *, root: str = "tb") -> str:
@@ -86,54 +140,6 @@ def rules_request(node: str, *, root: str = "tb") -> str:
     return f"{root}.cmd.reconciler_rules.{token(node)}"
 
 
-def run_sample(run: str | None = None, *, root: str = "tb") -> str:
-    """RunSample: what one worker of a local run used in the last second."""
-    return f"{root}.obs.run.{token(run)}"
-
-
-def run_profile(run: str | None = None, *, root: str = "tb") -> str:
-    """RunProfile: a local run has ended: the task's features and its workers' series."""
-    return f"{root}.evt.run.{token(run)}"
-
-
-def job_record(job: str | None = None, *, root: str = "tb") -> str:
-    """JobRecord: a training job has ended: features, configuration, time, cost, and the price that held."""
-    return f"{root}.evt.job.{token(job)}"
-
-
-def prediction(job: str | None = None, *, root: str = "tb") -> str:
-    """Prediction: a prediction, with its model's version and the day of its prices."""
-    return f"{root}.evt.prediction.{token(job)}"
-
-
-def layer_profile(profile: str | None = None, *, root: str = "tb") -> str:
-    """LayerProfile: time and memory of a model's layers on one kind of device, measured."""
-    return f"{root}.evt.layers.{token(profile)}"
-
-
-def plan(job: str | None = None, *, root: str = "tb") -> str:
-    """Plan: how a training job is divided over unequal devices, what a step takes, and why."""
-    return f"{root}.evt.plan.{token(job)}"
-
-
-def savings(app: str | None = None, day: str | None = None, record: str | None = None, *, root: str = "tb") -> str:
-    """Savings: what an application held in a day beside what it would hold without limits, and how it was throttled."""
-    return f"{root}.evt.savings.{token(app)}.{token(day)}.{token(record)}"
-
-
-def schedule_event(*, root: str = "tb") -> str:
-    """Subject of ScheduleEvent.
-
-    ScheduleEvent: what happened to training jobs: submissions, requests, decisions, what workers did; in one order.
-    """
-    return f"{root}.evt.schedule"
-
-
-def scheduler_heartbeat(*, root: str = "tb") -> str:
-    """SchedulerHeartbeat: the leading scheduler is alive."""
-    return f"{root}.obs.schedule"
-
-
 def iteration_sample(job: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
     """Subject of IterationSample.
 
@@ -158,6 +164,19 @@ def worker_log_request(node: str, *, root: str = "tb") -> str:
     return f"{root}.cmd.worker_logs.{token(node)}"
 
 
+def schedule_event(*, root: str = "tb") -> str:
+    """Subject of ScheduleEvent.
+
+    ScheduleEvent: what happened to training jobs: submissions, requests, decisions, what workers did; in one order.
+    """
+    return f"{root}.evt.schedule"
+
+
+def scheduler_heartbeat(*, root: str = "tb") -> str:
+    """SchedulerHeartbeat: the leading scheduler is alive."""
+    return f"{root}.obs.schedule"
+
+
 def step_batch(job: str | None = None, node: str | None = None, *, root: str = "tb") -> str:
     """StepBatch: what steps of a training took in one rank, in parts, and its memory."""
     return f"{root}.obs.step.{token(job)}.{token(node)}"
@@ -170,35 +189,6 @@ def training_event(job: str | None = None, node: str | None = None, *, root: str
     ended.
     """
     return f"{root}.evt.train.{token(job)}.{token(node)}"
-
-
-def aggregation_event(job: str | None = None, *, root: str = "tb") -> str:
-    """AggregationEvent: ranges of a replicated training job were placed, moved, lost, restored or freed."""
-    return f"{root}.evt.aggregate.{token(job)}"
-
-
-def slab_request(daemon: str, node: str, *, root: str = "tb") -> str:
-    """SlabRequest: a host asks another one for memory for a slab of its swap device."""
-    return f"{root}.cmd.slab.{token(daemon)}.{token(node)}"
-
-
-def slab_event(node: str | None = None, *, root: str = "tb") -> str:
-    """Subject of SlabEvent.
-
-    SlabEvent: a slab of a swap device went to remote memory, is wanted back by its daemon, or fell back to its
-    disk.
-    """
-    return f"{root}.evt.slab.{token(node)}"
-
-
-def state_request(*, root: str = "tb") -> str:
-    """StateRequest: applications, containers, limits and pools."""
-    return f"{root}.cmd.allocator.state"
-
-
-def explain_request(*, root: str = "tb") -> str:
-    """ExplainRequest: why limits are what they are, with measured value and threshold."""
-    return f"{root}.cmd.allocator.explain"
 
 
 def predict_request(*, root: str = "tb") -> str:
@@ -229,6 +219,16 @@ def aggregation_request(*, root: str = "tb") -> str:
 def aggregation_end_request(*, root: str = "tb") -> str:
     """AggregationEndRequest: free the ranges of a training job that has ended."""
     return f"{root}.cmd.aggregator.end"
+
+
+def state_request(*, root: str = "tb") -> str:
+    """StateRequest: applications, containers, limits and pools."""
+    return f"{root}.cmd.allocator.state"
+
+
+def explain_request(*, root: str = "tb") -> str:
+    """ExplainRequest: why limits are what they are, with measured value and threshold."""
+    return f"{root}.cmd.allocator.explain"
 
 
 def kubeoperator_state_request(*, root: str = "tb") -> str:
