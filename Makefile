@@ -93,7 +93,9 @@ format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, tables in READMEs and docs, figures, dashboards, Helm chart
+docs: $(STAMP_DEV)  ## Write what is generated: users of the bus, docs/asyncapi.*, settings.md, tables in READMEs and docs, compose/, figures, dashboards, Helm chart
+	$(BIN)/python -m scripts.generate_roles
+	$(BIN)/python -m scripts.generate_deployment
 	$(BIN)/python -m scripts.generate_docs
 	$(BIN)/python -m scripts.generate_figures
 	$(BIN)/python -m scripts.generate_dashboards

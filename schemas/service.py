@@ -12,7 +12,7 @@ from enum import StrEnum
 from schemas.message import Message
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import SubjectTemplate
-from schemas.telemetry_specs import MetricSpec, SpanSpec
+from schemas.telemetry_specs import AlertSpec, MetricSpec, SpanSpec
 
 
 class Delivery(StrEnum):
@@ -85,6 +85,22 @@ class BucketUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """How a service is deployed that needs nothing of its host, keeps nothing there and has no settings to begin with.
+
+    From it come its image's target in compose/Dockerfile, its place in Compose and in Kubernetes' lists, and its
+    credentials in both. Its Deployment and its systemd unit are files of its own.
+    """
+
+    memory: str
+    """Limit in Compose, such as ``256m``."""
+    profile: str = ""
+    """Of Compose, by which it has to be asked for; empty: it always starts."""
+    why_profile: str = ""
+    """Why it has to be asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """A service with a user of its own on the bus."""
 
@@ -107,3 +123,6 @@ class Service:
     """Title of the dashboard with its metrics; empty: they are part of another one."""
     metrics: tuple[MetricSpec, ...] = ()
     spans: tuple[SpanSpec, ...] = ()
+    alerts: tuple[AlertSpec, ...] = ()
+    deployment: Deployment | None = None
+    """None: what it needs of a host, or nothing else, is written by hand in compose/."""

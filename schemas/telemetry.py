@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from schemas.services import SERVICES
-from schemas.telemetry_specs import AttributeSpec, MetricSpec, SpanSpec
+from schemas.telemetry_specs import AlertSpec, AttributeSpec, MetricSpec, SpanSpec
 
 _ATTRIBUTES: Final = (
     AttributeSpec("service", "name of the service, such as agent"),
@@ -123,3 +123,35 @@ EVERY_SPAN: Final = ("error.type",)
 ATTRIBUTES: Final[dict[str, AttributeSpec]] = {attribute.name: attribute for attribute in _ATTRIBUTES}
 METRICS: Final[dict[str, MetricSpec]] = {metric.name: metric for metric in _METRICS}
 SPANS: Final[dict[str, SpanSpec]] = {span.name: span for span in _SPANS}
+ALERTS: Final = (
+    *(
+        AlertSpec(
+            "TurnbuckleServiceDown",
+            "critical",
+            'up{job=~"turnbuckle|reconciler"} == 0',
+            "{{ $labels.service }} at {{ $labels.instance }} does not answer",
+            holds_for="30s",
+        ),
+        AlertSpec(
+            "TurnbuckleBusLost",
+            "critical",
+            "turnbuckle_bus_connected_info == 0",
+            "{{ $labels.instance }} cannot reach NATS",
+            holds_for="15s",
+        ),
+        AlertSpec(
+            "TurnbuckleEventsLost",
+            "critical",
+            "increase(turnbuckle_bus_dropped_events_total[5m]) > 0",
+            "{{ $labels.instance }} has dropped events: its outbox was full",
+        ),
+        AlertSpec(
+            "TurnbuckleWritesRefused",
+            "warning",
+            "increase(turnbuckle_agent_refused_writes_total[5m]) > 0"
+            " or increase(turnbuckle_reconciler_refused_writes_total[5m]) > 0",
+            "the kernel refuses writes at {{ $labels.instance }}",
+        ),
+    ),
+    *(alert for service in SERVICES for alert in service.alerts),
+)

@@ -1,4 +1,4 @@
-"""Forms of metrics, spans and attributes. `schemas.telemetry` has all that a service may emit.
+"""Forms of metrics, spans, attributes and alerts. `schemas.telemetry` has all that a service may emit.
 
 Metrics follow Prometheus: ``turnbuckle_<noun>_<unit>``, base units, ``_total`` for counters, few label values (never a
 job, container or concrete subject); `MetricSpec.otel_name` is the same metric under OpenTelemetry's naming.
@@ -79,3 +79,16 @@ class SpanSpec:
     def title(self, destination: str) -> str:
         """The exported name: of messaging spans operation and destination template, by the semantic conventions."""
         return f"{self.operation} {destination}".rstrip() if self.operation else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSpec:
+    """An alert of Prometheus; its runbook is ``docs/runbooks/<name>.md``."""
+
+    name: str
+    severity: Literal["critical", "warning"]
+    expression: str
+    """PromQL."""
+    summary: str
+    holds_for: str = ""
+    """How long the expression has held before it fires, as Prometheus writes durations; empty: at once."""

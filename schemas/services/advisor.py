@@ -15,7 +15,7 @@ from schemas.predictions import (
     TrainReply,
     TrainRequest,
 )
-from schemas.service import Channel, Delivery, Endpoint, Service
+from schemas.service import Channel, Delivery, Deployment, Endpoint, Service
 from schemas.streams import JOB_STREAM, MODELS, RUN_STREAM
 from schemas.subjects import PREDICTIONS
 from schemas.telemetry_specs import MetricSpec, SpanSpec
@@ -67,4 +67,5 @@ SERVICE: Final = Service(
         SpanSpec("advisor.explain", "one prediction explained", ("turnbuckle.model", "turnbuckle.configurations")),
         SpanSpec("advisor.train", "a model trained", ("turnbuckle.model", "turnbuckle.records")),
     ),
+    deployment=Deployment(memory="3g", profile="advisor", why_profile="an image of 1 GB, with PyTorch"),
 )

@@ -11,7 +11,7 @@ from schemas.oom import OomEvent
 from schemas.service import BucketUse, Channel, Delivery, Service
 from schemas.streams import APPS, NODES, POD_SELECTORS
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES, LIMITS_APPLIED, OOM_EVENTS
-from schemas.telemetry_specs import MetricSpec, SpanSpec
+from schemas.telemetry_specs import AlertSpec, MetricSpec, SpanSpec
 
 SERVICE: Final = Service(
     name="agent",
@@ -199,6 +199,34 @@ SERVICE: Final = Service(
                 *("turnbuckle.node", "turnbuckle.epoch", "turnbuckle.limit_update_seq", "turnbuckle.rows"),
                 *("turnbuckle.rows_failed", "turnbuckle.rejection", "turnbuckle.apps"),
             ),
+        ),
+    ),
+    alerts=(
+        AlertSpec(
+            "TurnbuckleAgentsMissing",
+            "critical",
+            'absent(up{job="turnbuckle", service="agent"} == 1)',
+            "no agent runs: limits stay what they are",
+            holds_for="30s",
+        ),
+        AlertSpec(
+            "TurnbuckleMemoryKills",
+            "warning",
+            "increase(turnbuckle_agent_oom_kills_total[5m]) > 0",
+            "the kernel has killed in managed containers at {{ $labels.instance }}",
+        ),
+        AlertSpec(
+            "TurnbuckleAgentLate",
+            "warning",
+            "rate(turnbuckle_agent_skipped_samples_total[5m]) > 0.5",
+            "the agent at {{ $labels.instance }} misses more than one period in twenty",
+            holds_for="5m",
+        ),
+        AlertSpec(
+            "TurnbuckleMemoryGrantsDenied",
+            "warning",
+            "sum by (app) (increase(turnbuckle_agent_app_memory_grants_denied_total[5m])) > 0",
+            "{{ $labels.app }} needed memory that nobody could give",
         ),
     ),
 )

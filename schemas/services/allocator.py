@@ -8,10 +8,10 @@ from schemas.limits import LimitDecisions
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
 from schemas.savings import Savings
-from schemas.service import BucketUse, Channel, Delivery, Endpoint, Service
+from schemas.service import BucketUse, Channel, Delivery, Deployment, Endpoint, Service
 from schemas.streams import APPS, LEASES, NODES
 from schemas.subjects import LIMIT_DECISIONS, MEMORY_REQUESTS, REPLICA_EXPLAIN, REPLICA_STATE, SAVINGS
-from schemas.telemetry_specs import MetricSpec, SpanSpec
+from schemas.telemetry_specs import AlertSpec, MetricSpec, SpanSpec
 
 _OF_AN_APPLICATION: Final[tuple[tuple[str, Literal["counter", "gauge"], str], ...]] = (
     ("containers", "gauge", "containers that agents report of the application, admitted or not"),
@@ -222,4 +222,45 @@ SERVICE: Final = Service(
             ),
         ),
     ),
+    alerts=(
+        AlertSpec(
+            "TurnbuckleApplicationWithoutOwner",
+            "critical",
+            "max(turnbuckle_allocator_applications) > sum(turnbuckle_allocator_owned_applications)"
+            ' or absent(up{job="turnbuckle", service="allocator"} == 1)',
+            "some applications have no owner",
+            holds_for="15s",
+        ),
+        AlertSpec(
+            "TurnbuckleContainersRefused",
+            "warning",
+            "turnbuckle_allocator_refused_containers > 0",
+            "containers find no room in their application's limit",
+            holds_for="1m",
+        ),
+        AlertSpec(
+            "TurnbuckleApplicationThrottled",
+            "warning",
+            "sum by (app) (rate(turnbuckle_app_cpu_throttled_periods_total[5m]))"
+            " / sum by (app) (rate(turnbuckle_app_cpu_periods_total[5m])) > 0.25",
+            "containers of {{ $labels.app }} are throttled in {{ $value | humanizePercentage }} of their periods",
+            holds_for="10m",
+        ),
+        AlertSpec(
+            "TurnbuckleApplicationMemoryFull",
+            "warning",
+            "max by (app) (turnbuckle_app_memory_usage_bytes / turnbuckle_app_memory_limit_bytes) > 0.95",
+            "{{ $labels.app }} uses {{ $value | humanizePercentage }} of its memory limit",
+            holds_for="5m",
+        ),
+        AlertSpec(
+            "TurnbuckleStepSlow",
+            "warning",
+            "histogram_quantile(0.99, sum by (instance, le)"
+            " (rate(turnbuckle_allocator_step_seconds_bucket[5m]))) > 0.05",
+            "steps of the allocator at {{ $labels.instance }} take {{ $value | humanizeDuration }}",
+            holds_for="5m",
+        ),
+    ),
+    deployment=Deployment(memory="512m"),
 )

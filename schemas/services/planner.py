@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from schemas.plans import Plan, PlanReply, PlanRequest
-from schemas.service import Channel, Delivery, Endpoint, Service
+from schemas.service import Channel, Delivery, Deployment, Endpoint, Service
 from schemas.streams import LAYER_STREAM, TRAINING_STREAM
 from schemas.subjects import PLANS
 from schemas.telemetry_specs import MetricSpec, SpanSpec
@@ -43,5 +43,10 @@ SERVICE: Final = Service(
             "a training job divided over devices, or why that cannot be",
             ("turnbuckle.job", "turnbuckle.devices", "turnbuckle.batch"),
         ),
+    ),
+    deployment=Deployment(
+        memory="1g",
+        profile="jobs",
+        why_profile="it answers where a training job gets devices of different speed or memory",
     ),
 )

@@ -17,7 +17,7 @@ from schemas.network import (
 from schemas.service import BucketUse, Channel, Delivery, Service
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE, ROUTE_EVENTS, TC_EVENTS
-from schemas.telemetry_specs import MetricSpec, SpanSpec
+from schemas.telemetry_specs import AlertSpec, MetricSpec, SpanSpec
 
 SERVICE: Final = Service(
     name="reconciler",
@@ -126,6 +126,15 @@ SERVICE: Final = Service(
                 *("turnbuckle.causes", "turnbuckle.rules.written", "turnbuckle.rules.refused"),
                 *("turnbuckle.rules.desired", "turnbuckle.rules.in_sync", "turnbuckle.rules.verified"),
             ),
+        ),
+    ),
+    alerts=(
+        AlertSpec(
+            "TurnbuckleRulesWrong",
+            "warning",
+            "turnbuckle_reconciler_problems > 0",
+            "{{ $labels.kind }} keeps tc rules from being right at {{ $labels.instance }}",
+            holds_for="1m",
         ),
     ),
 )

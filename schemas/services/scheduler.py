@@ -16,7 +16,7 @@ from schemas.scheduling import (
     SubmitReply,
     SubmitRequest,
 )
-from schemas.service import BucketUse, Channel, Delivery, Endpoint, Service
+from schemas.service import BucketUse, Channel, Delivery, Deployment, Endpoint, Service
 from schemas.services.advisor import ADVISOR_PREDICT
 from schemas.services.planner import PLANNER_PLAN
 from schemas.streams import APPS, JOB_SPECS, ROUTE_STREAM, RUNNERS, SCHEDULE_STREAM, SNAPSHOTS, WORK_STREAM
@@ -119,5 +119,8 @@ SERVICE: Final = Service(
             "a look at the order of the jobs",
             ("turnbuckle.starts", "turnbuckle.stops", "turnbuckle.live_jobs"),
         ),
+    ),
+    deployment=Deployment(
+        memory="256m", profile="jobs", why_profile="it runs what is submitted on hosts that have a runner"
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts import generate_chart
+from scripts import generate_chart, generate_deployment, generate_roles
 from scripts.generate_docs import DOCS, generated, settings_classes, settings_text
 from services._runtime.service.settings import CommonSettings
 
@@ -11,6 +11,14 @@ def test_generated_pages_are_fresh() -> None:
     stale = [str(path) for path, text in generated().items() if path.read_text() != text]
 
     assert stale == [], "run `make docs` and commit what it wrote"
+
+
+def test_the_users_of_the_bus_are_those_that_services_declare() -> None:
+    assert generate_roles.PAGE.read_text(encoding="utf-8") == generate_roles.text(), "run `make docs`"
+
+
+def test_images_compose_kubernetes_and_alerts_have_what_services_declare() -> None:
+    assert generate_deployment.stale() == [], "run `make docs` and commit what it wrote"
 
 
 def test_the_helm_chart_and_its_table_of_values_are_fresh() -> None:
