@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from services._host.fast_path_heartbeat import GROUP
-from services._host.frr import DIRECTORY, Frr, FrrError
+from services._edge.fast_path_heartbeat import GROUP
+from services._edge.frr import DIRECTORY, Frr, FrrError
 from services._host.instance_lock import namespace_lock_path
 from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
 from services._host.netns import inside

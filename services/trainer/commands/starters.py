@@ -17,8 +17,8 @@ from functools import partial
 from subprocess import SubprocessError
 from typing import Final, NamedTuple, Protocol
 
-from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Sandbox, Sandboxes, SandboxUnavailableError
+from services._jobs.sandbox.network import DEVICE
+from services._jobs.sandbox.sandbox import Sandbox, Sandboxes, SandboxUnavailableError
 from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services._runtime.task_cancellation import uninterrupted

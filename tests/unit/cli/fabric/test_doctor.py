@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services._host.frr import Frr
+from services._edge.frr import Frr
 from services._host.kernel_support import FEATURES, CannotTryError
 from services._runtime.command.finding import Level
 from services.fabric import access
