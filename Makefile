@@ -40,7 +40,7 @@ run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live 
 kernel:  ## Build the kernel's own programs (needs clang, bpftool and libbpf-dev); agents on this host then read by them
 	@$(MAKE) -C kernel
 
-check: lint types contracts fresh  ## Style, types, import contracts, schema snapshots, generated files (1 minute)
+check: lint types contracts fresh house  ## Style, types, import contracts, schema snapshots, generated files, structure (1 minute)
 
 test: $(STAMP_DEV)  ## Tests of the parts by themselves, on all cores (3 minutes on 2)
 	$(PYTEST) tests/unit $(patsubst %,--ignore=%,$(FRESH) $(SOURCE_RULES)) -m "not host" $(ON_ALL_CORES) $(ARGS)

@@ -104,7 +104,7 @@ clean_network() {
 # value_of KEY FILE: of a JSON file of one line, a number or a text
 value_of() { sed -nE "s/.*\"$1\": *\"?([^\",}]*).*/\\1/p" "$2"; }
 
-# Records of sandboxes (services/_host/sandbox/records.py: RunRecord) whose owner has ended, once their control groups are
+# Records of sandboxes (services/_jobs/sandbox/records.py: RunRecord) whose owner has ended, once their control groups are
 # gone: those are found by them. Then the state of tests that have ended.
 clean_run() {
     local file mount

@@ -21,6 +21,8 @@ LEFT_OUT: Final = ("tests/system/test_soak.py",)
 EVERYWHERE: Final = ("services/_runtime", "schemas", "tests/conftest.py", "pyproject.toml", "constraints.txt")
 """A change here chooses every part."""
 _HOST: Final = "services/_host"
+_JOBS: Final = "services/_jobs"
+_EDGE: Final = "services/_edge"
 _AGENT_AND_ALLOCATOR: Final = ("services/agent", "services/allocator", _HOST)
 
 
@@ -53,7 +55,7 @@ PARTS: Final = (
         "host",
         ("host",),
         _tests("kernel", "cgroup_handle ci_clean docker_containers load_in_a_group racks sandbox"),
-        (_HOST, "scripts/ci_clean.sh"),
+        (_HOST, _JOBS, "scripts/ci_clean.sh"),
     ),
     Part(
         "agent-kernel",
@@ -100,13 +102,13 @@ PARTS: Final = (
         "reconciler",
         ("reconciler",),
         (*_tests("kernel", "reconciler_process"), *_tests("lab", "path_auditor thorn_faults")),
-        ("services/reconciler", "services/fabric", _HOST),
+        ("services/reconciler", "services/fabric", _EDGE, _HOST),
     ),
     Part(
         "reconciler-processes",
         ("reconciler",),
         (*_tests("unit/reconciler/adapters", "kernel_adapter netlink_kernel"), "integration/reconciler_bus"),
-        ("services/reconciler", _HOST),
+        ("services/reconciler", _EDGE, _HOST),
         spread=True,
     ),
     Part(
@@ -116,39 +118,39 @@ PARTS: Final = (
             *_tests("kernel", "fast_path_flood fast_path_guard fast_path_process"),
             *_tests("lab", "fast_path fast_path_storm thorn_storm"),
         ),
-        ("services/fastpath", "services/reconciler", "services/fabric", _HOST),
+        ("services/fastpath", "services/reconciler", "services/fabric", _EDGE, _HOST),
     ),
     Part(
         "fabric",
         ("fabric",),
         _tests("lab", "bfdd_access drain dumbbell fabric fabric_refusals lab training_job"),
-        ("services/fabric", "services/reconciler", "services/fastpath", _HOST),
+        ("services/fabric", "services/reconciler", "services/fastpath", _EDGE, _JOBS, _HOST),
     ),
     Part(
         "collector",
         ("collector",),
         _tests("kernel", "emulate local_run"),
-        ("services/collector", _HOST),
+        ("services/collector", _JOBS, _HOST),
     ),
     Part(
         "collector-processes",
         ("collector",),
         _tests("integration", "collector collector_tools journal local_run_bus scheduled_records"),
-        ("services/collector", "services/scheduler", _HOST),
+        ("services/collector", "services/scheduler", _JOBS, _HOST),
         spread=True,
     ),
     Part(
         "advisor",
         ("advisor",),
         _tests("integration", "advisor traces"),
-        ("services/advisor", "services/collector"),
+        ("services/advisor", "services/collector", _JOBS),
         spread=True,
     ),
     Part(
         "scheduler",
         ("scheduler",),
         (*_tests("system", "preempted_training slurm"), "integration/scheduler"),
-        ("services/scheduler", "services/runner", "docs/examples"),
+        ("services/scheduler", "services/runner", _JOBS, "docs/examples"),
     ),
     Part(
         "runner",
@@ -163,19 +165,19 @@ PARTS: Final = (
             *_tests("kernel", "iteration mltcp mltcp_closed_loop mltcp_routes"),
             "bench/tests/kernel_threads",
         ),
-        ("services/runner", _HOST, "kernel"),
+        ("services/runner", _JOBS, _HOST, "kernel"),
     ),
     Part(
         "planner",
         ("planner",),
         ("kernel/layers", *_tests("integration", "devices_command layers_command")),
-        ("services/planner", _HOST),
+        ("services/planner", _JOBS, _HOST),
     ),
     Part(
         "trainer",
         ("trainer",),
         (*_tests("kernel", "train_in_containers train_in_sandboxes"), "system/scheduled_trainer"),
-        ("services/trainer", "services/planner", "services/scheduler", "services/runner", _HOST),
+        ("services/trainer", "services/planner", "services/scheduler", "services/runner", _JOBS, _HOST),
     ),
     Part(
         "trainer-processes",
@@ -184,20 +186,20 @@ PARTS: Final = (
             *_tests("integration", "train_command train_elastic_command train_registered"),
             *_tests("integration", "trainer_elastic trainer_gpu trainer_pipelines trainer_torchrun trainer_worker"),
         ),
-        ("services/trainer", "services/planner"),
+        ("services/trainer", "services/planner", _JOBS),
         spread=True,
     ),
     Part(
         "aggregator",
         ("aggregator",),
         ("system/aggregator_limits",),
-        ("services/aggregator", *_AGENT_AND_ALLOCATOR),
+        ("services/aggregator", _JOBS, *_AGENT_AND_ALLOCATOR),
     ),
     Part(
         "aggregator-processes",
         ("aggregator",),
         _tests("integration", "aggregation aggregator_service train_aggregated_command"),
-        ("services/aggregator", "services/trainer", _HOST),
+        ("services/aggregator", "services/trainer", _JOBS, _HOST),
         spread=True,
     ),
     Part(
@@ -210,7 +212,7 @@ PARTS: Final = (
         "cli",
         ("cli",),
         (*_tests("system", "up_cluster up_demo"), *_tests("integration", "cli_apply cli_exec")),
-        ("services/cli", "services/scheduler", "services/runner", *_AGENT_AND_ALLOCATOR),
+        ("services/cli", "services/scheduler", "services/runner", _JOBS, *_AGENT_AND_ALLOCATOR),
     ),
     Part(
         "install",
@@ -252,7 +254,7 @@ PARTS: Final = (
         "vm-rules",
         ("vm", "reconciler"),
         _tests("lab", "lab_vm soft_roce thorn_vm"),
-        ("tests/lab/vm", "services/reconciler", "services/fabric", _HOST),
+        ("tests/lab/vm", "services/reconciler", "services/fabric", _EDGE, _HOST),
     ),
     Part(
         "vm-memory",

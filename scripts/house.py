@@ -2,7 +2,8 @@
 
 A room is a folder below services/, or schemas; inside a service it is one file or one folder of it. Room A stands on
 room B where a module of A imports one of B, for type checking too. A room's floor is the longest import path down from
-it; rooms that import each other share a floor. Exit code 1 where a limit below does not hold.
+it; rooms that import each other share a floor. Exit code 1 where a limit below does not hold: each is what the tree has
+now, so that a change which needs more says so here.
 """
 
 from __future__ import annotations
@@ -24,9 +25,31 @@ from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = ("services", "schemas")
-LARGEST_ROOM: Final = 0.13
+LARGEST_ROOM: Final = 0.09
 """Share of the lines of services and schemas."""
-FLOORS: Final = {"services.agent": 8, "services.allocator": 9, "services.fabric": 10, "services.reconciler": 10}
+FLOORS: Final = {
+    "services._edge": 2,
+    "services._host": 4,
+    "services._jobs": 1,
+    "services._runtime": 5,
+    "services.advisor": 7,
+    "services.agent": 8,
+    "services.aggregator": 4,
+    "services.allocator": 7,
+    "services.cli": 3,
+    "services.collector": 6,
+    "services.console": 4,
+    "services.fabric": 7,
+    "services.fastpath": 6,
+    "services.kubeoperator": 5,
+    "services.memory": 7,
+    "services.planner": 5,
+    "services.reconciler": 8,
+    "services.runner": 9,
+    "services.scheduler": 7,
+    "services.trainer": 3,
+}
+"""Of each room. One that has fewer gets a lower limit, too: else the next change takes the floor back unnoticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +81,9 @@ class House:
         if lines > LARGEST_ROOM * self.lines:
             found.append(f"{largest} has {lines / self.lines:.1%} of all lines, at most {LARGEST_ROOM:.0%} is asked")
         found += [
-            f"{service} has {floors} floors, at most {FLOORS[service]} are asked"
-            for service, floors in self.floors.items()
-            if floors > FLOORS.get(service, floors)
+            f"{room} has {self.floors.get(room, 'no')} floors, FLOORS has {FLOORS.get(room, 'none for it')}"
+            for room in sorted(self.floors.keys() | FLOORS.keys())
+            if self.floors.get(room) != FLOORS.get(room)
         ]
         return found
 

@@ -95,6 +95,9 @@ INSERTIONS: Final = (
     Insertion("pyproject.toml", r'(?m)^    "services\.fabric", "services\.fastpath",', ' "services.$name",'),
     Insertion("pyproject.toml", r'(?ms)^name = "layers of the console".*?^exhaustive = true\n', _LAYERS),
     Insertion("pyproject.toml", r"(?m)^allocator = \[\].*\n", "$name = []\n"),
+    Insertion(
+        "scripts/house.py", r'(?ms)^FLOORS: Final = \{\n.*?"services\.advisor": \d+,\n', '    "services.$name": 3,\n'
+    ),
     Insertion("compose/compose.yaml", r"(?ms)^  advisor:\n.*?\n(?=\nvolumes:)", _COMPOSE),
     Insertion(
         "compose/Dockerfile",

@@ -1,1 +1,1 @@
-"""What services need of the host: control groups, namespaces, netlink, locks, processes."""
+"""What services need of the host, its kernel and engines: control groups, namespaces, netlink, locks, Docker, CRI."""

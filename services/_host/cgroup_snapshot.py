@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,13 +90,6 @@ class Notification(NamedTuple):
     kind: NotificationKind
 
 
-class Readable(Protocol):
-    """One container's counters."""
-
-    def read(self) -> Counters | None:
-        """Counters now; None: vanished."""
-
-
 @dataclass(frozen=True, slots=True)
 class KernelState:
     """The kernel's limits and state, where one read shows them as well."""
@@ -156,14 +149,6 @@ class CounterSnapshot:
         left = {row: number for number, row in enumerate(sorted(set(range(len(self.counters))) - set(self.vanished)))}
         oom_rows = tuple(left[row] for row in self.oom_rows if row in left)
         return CounterSnapshot(np.delete(self.counters, self.vanished, axis=0), (), kernel, exact, oom_rows)
-
-
-def read_each(handles: Sequence[Readable]) -> CounterSnapshot:
-    """One container after the other."""
-    rows = [handle.read() for handle in handles]
-    vanished = tuple(number for number, row in enumerate(rows) if row is None)
-    counters = np.array([row or (0,) * COUNTER_COLUMNS for row in rows], dtype=np.int64)
-    return CounterSnapshot(counters.reshape(-1, COUNTER_COLUMNS), vanished)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from services._host.cgroup_snapshot import WriteOutcome
+import numpy as np
+
+from services._host.cgroup_snapshot import COUNTER_COLUMNS, Counters, CounterSnapshot, WriteOutcome
 
 CLOSED: Final = -1
 """In place of a closed descriptor: a number that can never name another file."""
@@ -49,6 +51,21 @@ def read_once(path: str, most_bytes: int) -> bytes:
         return os.pread(descriptor, most_bytes, 0)
     finally:
         os.close(descriptor)
+
+
+class Readable(Protocol):
+    """One container's counters."""
+
+    def read(self) -> Counters | None:
+        """Counters now; None: vanished."""
+
+
+def read_each(handles: Sequence[Readable]) -> CounterSnapshot:
+    """One container after the other."""
+    rows = [handle.read() for handle in handles]
+    vanished = tuple(number for number, row in enumerate(rows) if row is None)
+    counters = np.array([row or (0,) * COUNTER_COLUMNS for row in rows], dtype=np.int64)
+    return CounterSnapshot(counters.reshape(-1, COUNTER_COLUMNS), vanished)
 
 
 class ControlFile:

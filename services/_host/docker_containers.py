@@ -36,7 +36,7 @@ from docker.constants import DEFAULT_UNIX_SOCKET
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from services._host.docker_engine import FAILURES, FIRST_RETRY_S, probe
-from services._host.sandbox.records import Owner
+from services._host.owner import Owner
 from services._runtime.task_cancellation import uninterrupted
 
 OWNER_LABEL: Final = "turnbuckle.owner"

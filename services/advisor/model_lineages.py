@@ -15,7 +15,7 @@ from typing import Final
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
 from schemas.streams import MODELS
-from services._runtime.record_files import JobFile, JobFileError, read_job_file
+from services._jobs.record_files import JobFile, JobFileError, read_job_file
 from services._runtime.service.app import Runtime
 from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.tracing import Carrier

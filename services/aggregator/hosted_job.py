@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from services._runtime.aggregation_frames import (
+from services._jobs.aggregation_frames import (
     MOST_TEXT,
     VALUE_BYTES,
     FetchHeader,

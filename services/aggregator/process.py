@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services._runtime.aggregation_frames import LEAST_KEY_BYTES, MOST_RANKS, RangeIndex, Text, Version
+from services._jobs.aggregation_frames import LEAST_KEY_BYTES, MOST_RANKS, RangeIndex, Text, Version
 from services._runtime.child_process import die_with_parent
 from services._runtime.exit_code import ExitCode
 from services.aggregator.hosted_job import JobSpec, RangeError

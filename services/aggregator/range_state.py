@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from services._runtime.aggregation_frames import VALUE_BYTES
+from services._jobs.aggregation_frames import VALUE_BYTES
 
 _KINDS: Final[Mapping[str, Callable[..., object]]] = {
     "sgd": torch.optim.SGD,

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from services._runtime.aggregation_frames import (
+from services._jobs.aggregation_frames import (
     MOST_TEXT,
     AnyHeader,
     FetchHeader,

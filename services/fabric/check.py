@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services._host.frr import Frr, FrrError
+from services._edge.frr import Frr, FrrError
 from services.fabric.access import SOCKET, exposure_of
 from services.fabric.frr_text import DAEMON_PRIORITIES, SOCKETS_ACCESS
 from services.fabric.journal import Journal

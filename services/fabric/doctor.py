@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from services._host.fast_path_heartbeat import GROUP
-from services._host.frr import DIRECTORY, Frr, FrrError
+from services._edge.fast_path_heartbeat import GROUP
+from services._edge.frr import DIRECTORY, Frr, FrrError
+from services._edge.kernel_support import FEATURES, CannotTryError, Feature, missing_features
 from services._host.instance_lock import namespace_lock_path
-from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
 from services._host.netns import inside
 from services._runtime.command.finding import Finding, Level
 from services.fabric.access import SOCKET, access_of, exposure_of

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services._host.frr import Frr, FrrError
-from services._host.frr_drain import RUNNING, attached, drained
+from services._edge.frr import Frr, FrrError
+from services._edge.frr_drain import RUNNING, attached, drained
 from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric.drain_plan import drain_steps
 from services.fabric.model import HostFile, Uplink

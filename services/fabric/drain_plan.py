@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS, UPLINK_MAPS
+from services._edge.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS, UPLINK_MAPS
 from services.fabric.model import HostFile, Uplink
 
 PREPENDED: Final = 2

@@ -6,7 +6,7 @@ import ipaddress
 import json
 from typing import NamedTuple, Self
 
-from services._host.override_tables import OverrideTables
+from services._edge.override_tables import OverrideTables
 from services.fastpath.values import Limits
 
 

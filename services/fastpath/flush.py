@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from services._edge.override_tables import OverrideSocket, OverrideTables
 from services._host.netlink.attributes import NetlinkError
-from services._host.override_tables import OverrideSocket, OverrideTables
 
 
 def main(arguments: list[str]) -> int:

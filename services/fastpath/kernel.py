@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from services._edge.override_tables import FAMILIES, NO_FAMILY, PROTOCOL, OverrideSocket
 from services._host.netlink import route_codec
 from services._host.netlink.constants import AF_INET6, RT_TABLE_MAIN
 from services._host.netlink.messages import Request
 from services._host.netlink.route_codec import Rule
-from services._host.override_tables import FAMILIES, NO_FAMILY, PROTOCOL, OverrideSocket
 from services.fastpath.mirror import Row
 from services.fastpath.routes import LinkRow, all_links, override_request, read_link, read_route
 from services.fastpath.values import BackupRule, Write

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from services._host.fast_path_heartbeat import Beat, HeartbeatSender
+from services._edge.fast_path_heartbeat import Beat, HeartbeatSender
 from services._host.netlink.constants import Group, Rtm
 from services._host.netlink.route_codec import decode_rule
 from services._host.netlink.socket import Message, Subscription

@@ -10,6 +10,7 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
+from services._edge.override_tables import PROTOCOL, OverrideTables
 from services._host.netlink.attributes import MalformedError, attribute, attributes, number, u32
 from services._host.netlink.constants import (
     IFF_LOWER_UP,
@@ -22,7 +23,6 @@ from services._host.netlink.constants import (
 )
 from services._host.netlink.route_codec import delete_host_route
 from services._host.netlink.socket import CREATE, REPLACE, Message, Request
-from services._host.override_tables import PROTOCOL, OverrideTables
 from services.fastpath.mirror import Row
 from services.fastpath.values import FrrRoute, Hop, Write
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
-from services._host.frr import Frr, FrrError
+from services._edge.frr import Frr, FrrError
 from services._host.netlink.attributes import NetlinkError
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings

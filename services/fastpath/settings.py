@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from services._host.edge_settings import EdgeSettings
-from services._host.override_tables import BACKUP_TABLES, OverrideTables
+from services._edge.edge_settings import EdgeSettings
+from services._edge.override_tables import BACKUP_TABLES, OverrideTables
 from services.fastpath.config import Config
 from services.fastpath.protocol import PORT
 from services.fastpath.values import Limits

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from services._edge.override_tables import OverrideSocket
 from services._host.instance_lock import AnotherInstanceError, InstanceLock, namespace_lock_path, namespace_words
 from services._host.netlink.attributes import NetlinkError
-from services._host.override_tables import OverrideSocket
 from services._runtime.child_process import start_bare
 from services._runtime.settings_error import UnusableSettingsError
 from services.fastpath.config import Config

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services._host.fast_path_heartbeat import HeartbeatSender
+from services._edge.fast_path_heartbeat import HeartbeatSender
+from services._edge.override_tables import OverrideSocket, OverrideTables
 from services._host.netlink.attributes import NetlinkError
-from services._host.override_tables import OverrideSocket, OverrideTables
 
 CLEAN_EXIT: Final = b"q"
 _RETRY_S: Final = 0.02

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from services._host.frr import FrrError
-from services._host.frr_drain import RUNNING, drained
+from services._edge.frr import FrrError
+from services._edge.frr_drain import RUNNING, drained
 from services._runtime.clock import Clock
 from services.reconciler.ports import FrrDaemons
 

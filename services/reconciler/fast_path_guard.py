@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from services._host.fast_path_heartbeat import Beat, HeartbeatReceiver
+from services._edge.fast_path_heartbeat import Beat, HeartbeatReceiver
+from services._edge.override_tables import OverrideSocket, OverrideTables
 from services._host.netlink.attributes import NetlinkError
 from services._host.netlink.subscription import Namespace
-from services._host.override_tables import OverrideSocket, OverrideTables
 from services._runtime.clock import Clock
 
 MARGIN_S: Final = 0.2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from services._host.frr import FrrError
+from services._edge.frr import FrrError
 from services._host.netlink.objects import FdbEntry, Snapshot
 from services._runtime.clock import Clock
 from services.reconciler.inaccessible import destinations_to_query, read_inaccessible, show_bgp_command

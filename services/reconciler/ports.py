@@ -84,7 +84,7 @@ class FrrDaemons(Protocol):
     """Queries to FRR's daemons."""
 
     async def show_json(self, daemon: str, command: str) -> Any:
-        """The parsed answer of one daemon to a show command. Raises `services._host.frr.FrrError`."""
+        """The parsed answer of one daemon to a show command. Raises `services._edge.frr.FrrError`."""
 
     async def ask(self, daemon: str, command: str) -> str:
-        """The answer of one daemon as text. Raises `services._host.frr.FrrError`."""
+        """The answer of one daemon as text. Raises `services._edge.frr.FrrError`."""

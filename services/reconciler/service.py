@@ -12,10 +12,10 @@ from typing import ClassVar
 from schemas.network import ReconcilerInfo
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
-from services._host.frr import Frr
+from services._edge.frr import Frr
+from services._edge.override_tables import OverrideTables
 from services._host.instance_lock import InstanceLock, namespace_lock_path, namespace_words
 from services._host.netlink.objects import Snapshot
-from services._host.override_tables import OverrideTables
 from services._runtime.bus.name_registration import Holder, NameHolder
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings

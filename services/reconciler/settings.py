@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from services._host.edge_settings import EdgeSettings
+from services._edge.edge_settings import EdgeSettings
 from services.reconciler.core.config import DEFAULT_PREF, ForwardingConfig, OffloadPolicy
 
 

@@ -22,7 +22,7 @@ from scipy import stats
 from schemas.jobs import Attributes, JobRecord
 from schemas.predictions import Objective
 from schemas.runs import RunEnd, RunProfile
-from services._runtime.record_files import read_job_file
+from services._jobs.record_files import read_job_file
 from services.advisor.core.arrays import BoolArray, FloatArray
 from services.advisor.core.table import build
 from services.advisor.models.gp.algorithm import GpAlgorithm, GpModel

@@ -20,7 +20,7 @@ import numpy as np
 
 from schemas.jobs import Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.runs import RunEnd, RunProfile
-from services._runtime.record_files import read_job_file
+from services._jobs.record_files import read_job_file
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.encoder import configuration_key
 from services.advisor.core.table import SECONDS_PER_HOUR, Table, build

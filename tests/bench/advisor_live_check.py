@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, PredictRequest
+from services._jobs.record_files import JobFile, JobFileError, read_job_file
 from services._runtime.command.errors import CommandError
-from services._runtime.record_files import JobFile, JobFileError, read_job_file
 from services.advisor.core.answers import FITS, ModelContext, predict
 from services.advisor.core.catalogue import listing
 from services.advisor.model_file import unpack

@@ -21,11 +21,11 @@ from schemas.jobs import Configuration
 from schemas.predictions import PredictReply, PredictRequest
 from schemas.runs import RunProfile
 from schemas.services.advisor import ADVISOR_PREDICT
+from services._jobs.record_files import JobFile, read_job_file, write_job_file
 from services._runtime.bus.api import BusError
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services._runtime.record_files import JobFile, read_job_file, write_job_file
 from services.cli.advise.example import shipped_file
 from tests.bench.figures import percentiles
 from tests.bench.machine import process_cpu_ns, this_machine

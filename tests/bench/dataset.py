@@ -16,7 +16,7 @@ from pathlib import Path
 
 from schemas.jobs import JobRecord, JobState
 from schemas.runs import RunEnd, RunProfile
-from services._runtime.record_files import JobFileError, read_job_file, write_job_file
+from services._jobs.record_files import JobFileError, read_job_file, write_job_file
 from services.collector.profiler.cutting import with_cuts
 from tests.bench.outcome import UNAVAILABLE, say
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services._runtime.layer_chain import chain_of
+from services._jobs.layer_chain import chain_of
 from services.trainer.worker.built_model import BuiltModel
 from services.trainer.worker.engine import Engine
 from services.trainer.worker.flat import Placement

@@ -34,7 +34,7 @@ from torch import distributed as dist
 
 from schemas.layers import LayerProfile
 from schemas.plans import Plan
-from services._runtime.layer_chain import chain_of
+from services._jobs.layer_chain import chain_of
 from services.trainer.worker.built_model import BuiltModel
 from services.trainer.worker.engine import Engine
 from services.trainer.worker.flat import Placement

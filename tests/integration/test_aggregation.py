@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from services._runtime.aggregation_frames import PushHeader, RangePlace
+from services._jobs.aggregation_frames import PushHeader, RangePlace
 from services._runtime.child_process import AnsweringChild
 from services._runtime.service.interpreter import isolated_command
 from services.aggregator.hosted_job import JobSpec

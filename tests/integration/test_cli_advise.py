@@ -18,11 +18,11 @@ from schemas.predictions import ModelName, RankRequest
 from schemas.runs import RunEnd
 from schemas.services.advisor import ADVISOR_RANK
 from schemas.subjects import JOB_RECORDS
+from services._jobs.record_files import write_job_file
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services._runtime.record_files import write_job_file
 from services.advisor.core.answers import ModelContext, rank
 from services.advisor.core.catalogue import listing
 from services.advisor.core.questions import BadQuestionError

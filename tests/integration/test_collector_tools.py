@@ -16,11 +16,11 @@ import pytest
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM
 from schemas.subjects import JOB_RECORDS
+from services._jobs.record_files import read_job_file, write_job_file
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
-from services._runtime.record_files import read_job_file, write_job_file
 from services.cli.toolkit.supervisor import free_port
 from services.collector.cloud.providers import open_providers
 from tests.support.fake_google_cloud import FakeGoogleCloud

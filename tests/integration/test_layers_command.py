@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from schemas.layers import Dtype, LayerProfile
 from schemas.plans import Plan
 from schemas.streams import LAYER_STREAM
+from services._jobs.malloc_tunables import TUNABLES, WANTED
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services._runtime.exit_code import ExitCode
-from services._runtime.malloc_tunables import TUNABLES, WANTED
 from services.cli.main import app
 from tests.support.tool_process import run_tool
 

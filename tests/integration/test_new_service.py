@@ -66,6 +66,7 @@ def test_a_new_service_passes_every_check(tmp_path: Path) -> None:
     run(*python, "ruff", "check", ".")
     run(*python, "ruff", "format", "--check", ".")
     run(str(Path(sys.executable).parent / "lint-imports"), "--no-cache")
+    run(*python, "scripts.house")
     run(*python, "mypy", "services/sketch", "schemas", "tests/unit/sketch")
     run(*python, "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", OF_ITS_OWN, *CHECKS)
 

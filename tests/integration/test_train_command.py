@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from schemas.measured_runs import MeasuredRun
-from services._runtime.command.measured_run_file import read_runs
+from services._jobs.measured_run_file import read_runs
 from services._runtime.exit_code import ExitCode
 from services.trainer.core.measured_run import FIRST_STEPS
 

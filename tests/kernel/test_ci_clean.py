@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT, Owner, RunRecord
+from services._host.owner import Owner
+from services._jobs.sandbox.records import RECORDS, SANDBOXES_ROOT, RunRecord
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_process import FreezerGroup
 

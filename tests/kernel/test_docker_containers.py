@@ -24,7 +24,7 @@ from services._host.docker_containers import (
     ContainersUnavailableError,
     connect,
 )
-from services._host.sandbox.records import Owner
+from services._host.owner import Owner
 from services.cli.up.demo_docker import ensure_host_image, host_mounts
 
 pytestmark = [pytest.mark.root, pytest.mark.docker, pytest.mark.slow]

@@ -14,8 +14,8 @@ import pytest
 
 from schemas.jobs import JobRecord, JobState
 from services._host.cgroupfs import detect
-from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT, RunRecord
-from services._runtime.record_files import read_job_file
+from services._jobs.record_files import read_job_file
+from services._jobs.sandbox.records import RECORDS, SANDBOXES_ROOT, RunRecord
 from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.instance_types import InstanceType
 from services.collector.emulator.run_request import RunRequest

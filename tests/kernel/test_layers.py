@@ -9,7 +9,7 @@ import pytest
 
 from schemas.layers import LayerProfile
 from services._host.cgroupfs import CgroupLayout, detect
-from services._host.sandbox.records import SANDBOXES_ROOT
+from services._jobs.sandbox.records import SANDBOXES_ROOT
 from services._runtime.exit_code import ExitCode
 from tests.support.tool_process import Tool
 

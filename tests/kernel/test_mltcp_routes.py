@@ -14,7 +14,7 @@ import pytest
 from services._host.bpf.congestion import AVAILABLE, DEFAULT, CongestionPrograms
 from services._host.kernel_programs import kernel_directory
 from services._host.netns import command_in
-from services._host.sandbox.racks import RackNetwork, RackPlan
+from services._jobs.sandbox.racks import RackNetwork, RackPlan
 from services._runtime.telemetry.logging import get_logger
 from services.runner.worker_network import WorkerNetwork
 from services.runner.worker_routes import MARKER, WorkerRoutes

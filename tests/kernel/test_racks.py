@@ -16,8 +16,8 @@ import pytest
 
 from schemas.scheduling import Preemption, WorkerChange
 from services._host.netns import command_in, inside
-from services._host.sandbox.network import NetworkUnavailableError
-from services._host.sandbox.racks import RackNetwork, RackPlan
+from services._jobs.sandbox.network import NetworkUnavailableError
+from services._jobs.sandbox.racks import RackNetwork, RackPlan
 from tests.support.runner_lab import RunnerLab, job_spec, run_order
 
 pytestmark = [pytest.mark.root, pytest.mark.netns]

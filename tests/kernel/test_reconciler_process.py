@@ -20,7 +20,7 @@ import pytest
 from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
 from schemas.subjects import RECONCILER_STATE
-from services._host.kernel_support import missing_features
+from services._edge.kernel_support import missing_features
 from services._runtime.bus.api import BusError, Delivery
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus

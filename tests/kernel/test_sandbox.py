@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from services._host.cgroupfs import ManagedCgroup, detect
-from services._host.sandbox.records import RECORDS, Owner, RunRecord
-from services._host.sandbox.sandbox import Output, Sandbox, Sandboxes, SandboxSample, SandboxUnavailableError
+from services._host.owner import Owner
+from services._jobs.sandbox.records import RECORDS, RunRecord
+from services._jobs.sandbox.sandbox import Output, Sandbox, Sandboxes, SandboxSample, SandboxUnavailableError
 from tests.support.cgroup_lab import wait_until
 from tests.support.local_runs import ROOT, child_of, lives, network_of, record_of, sandbox_directories, wait_gone
 
@@ -248,7 +249,7 @@ def test_the_end_of_the_run_leaves_nothing() -> None:
 
 OWNER = """
 import sys
-from services._host.sandbox.sandbox import Sandboxes
+from services._jobs.sandbox.sandbox import Sandboxes
 with Sandboxes() as sandboxes:
     sandbox = sandboxes.create("worker")
     shell = sandbox.spawn(["sh", "-c", "sleep 1000 & sleep 1000 & wait"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services._host.cgroupfs import detect
-from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT, RunRecord
+from services._jobs.sandbox.records import RECORDS, SANDBOXES_ROOT, RunRecord
 from tests.support.cgroup_lab import wait_until
 from tests.support.elastic_command import HASTE, ElasticCommand, elastic_command
 from tests.support.local_runs import sandbox_directories, wait_gone

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services._host.frr import Frr, FrrError
+from services._edge.frr import Frr, FrrError
 from services.fabric.testbed import connectivity
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services._runtime.aggregation_frames import RangePlace
+from services._jobs.aggregation_frames import RangePlace
 from services.aggregator.hosted_job import JobSpec
 from services.aggregator.range_state import OptimizerSpec
 from services.aggregator.shard import JobKeys

@@ -16,8 +16,8 @@ from services._host.cgroup_snapshot import (
     QuotaWriter,
     RefusedQuota,
     WriteOutcome,
-    read_each,
 )
+from services._host.control_file import read_each
 from services.agent.cgroup.simulated import InMemoryReserveStore
 from services.agent.ports import FoundContainer, HostFullError
 

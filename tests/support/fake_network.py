@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 
-from services._host.frr import FrrError
+from services._edge.frr import FrrError
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot, Vxlan
 from services.reconciler.core.operation import Operation
 from services.reconciler.ports import EventCounts, RouteState, UnreadableError

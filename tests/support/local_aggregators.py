@@ -22,7 +22,7 @@ from schemas.message import Message
 from schemas.services.aggregator import AGGREGATOR_END, AGGREGATOR_PLACE
 from schemas.streams import AGGREGATIONS
 from schemas.subjects import AGGREGATION_EVENTS
-from services._runtime.aggregation_frames import RangePlace
+from services._jobs.aggregation_frames import RangePlace
 from services._runtime.bus.api import Bus, Delivery
 from services._runtime.service.app import Runtime
 from services.aggregator.aggregator_process import ANSWER_S, CommandRefusedError, ProcessLostError

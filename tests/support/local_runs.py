@@ -14,7 +14,7 @@ from threading import Timer
 from typing import Any
 
 from services._host.cgroupfs import detect
-from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT
+from services._jobs.sandbox.records import RECORDS, SANDBOXES_ROOT
 from tests.support.cgroup_lab import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from services._host.sandbox.network import NetworkNamespace, Switch
+from services._jobs.sandbox.network import NetworkNamespace, Switch
 
 RATE_BITS_PER_S: Final = 50_000_000
 _PORT: Final = 5_000

@@ -21,10 +21,9 @@ from services._host.cgroup_snapshot import (
     Pressure,
     QuotaWriter,
     ThrottleSnapshot,
-    read_each,
 )
 from services._host.cgroupfs import CgroupLayout, paths_of_pid
-from services._host.control_file import WriteTally, is_gone
+from services._host.control_file import WriteTally, is_gone, read_each
 from services._host.host_load import memory_capacity, read_available, read_idle, read_pressure
 from services._host.kernel_programs import hierarchies_of
 from services._host.notifications import Notifications

@@ -16,8 +16,8 @@ from services._host.cgroup_snapshot import (
     CounterSnapshot,
     Notification,
     Pressure,
-    read_each,
 )
+from services._host.control_file import read_each
 from services._host.simulation.cfs_bandwidth import STEP_US, SimulatedContainer
 from services._host.simulation.load_profile import Scenario
 from services._host.simulation.machine import SimulatedHandle, SimulatedMachine

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from services._runtime.aggregation_frames import (
+from services._jobs.aggregation_frames import (
     NONCE_BYTES,
     PREFIX,
     AnyHeader,

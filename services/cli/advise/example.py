@@ -19,12 +19,12 @@ from typing import Final
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import Objective, RankReply, RankRequest
 from schemas.runs import RunProfile
+from services._jobs.record_files import JobFileError, read_job_file
 from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
 from services._runtime.command.errors import BadFileError, UnavailableError
 from services._runtime.command.output import print_note, stderr_console
-from services._runtime.record_files import JobFileError, read_job_file
 from services.advisor.commands import held_out_environment, shipped_dataset
 from services.cli.advise.job_yaml import SECONDS_PER_HOUR
 from services.cli.advise.query import Answer, Measurements, QueryOptions, ask

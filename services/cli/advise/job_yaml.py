@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from schemas.jobs import Configuration
 from schemas.predictions import MAX_CONFIGURATIONS, Objective
 from schemas.subjects import MAX_TOKEN_CHARACTERS
+from services._jobs.task_yaml import STRICT, TaskSection, with_task
 from services._runtime.command.errors import BadFileError
-from services._runtime.command.task_yaml import STRICT, TaskSection, with_task
 from services._runtime.command.yaml_file import YamlSource, read_yaml, validate
 
 SECONDS_PER_HOUR: Final = 3600.0

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from schemas.codec import to_plain
 from schemas.jobs import JobRecord, JobState
+from services._jobs.job_records import read_records
 from services._runtime.command.connection import ContextOption, ServerOption
 from services._runtime.command.errors import CommandError
-from services._runtime.command.job_records import read_records
 from services._runtime.command.lazy import LazyGroup
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services._runtime.command.tool_command import add_tool

@@ -66,7 +66,7 @@ def request_for(file: JobYaml, query_options: QueryOptions, directory: Path) -> 
         BadFileError: the local run's file is none.
     """
     from schemas.jobs import Configuration, TaskFeatures  # noqa: PLC0415 - quick --help
-    from services._runtime.command.task_yaml import load_profile  # noqa: PLC0415 - as above
+    from services._jobs.task_yaml import load_profile  # noqa: PLC0415 - as above
     from services.cli.advise.job_yaml import SECONDS_PER_HOUR  # noqa: PLC0415 - as above
 
     name = query_options.profile or file.profile

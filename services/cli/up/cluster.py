@@ -18,8 +18,8 @@ import yaml
 from schemas.rates import parse_rate, rate_text
 from schemas.scheduling import QueueReply, QueueRequest
 from schemas.services.scheduler import SCHEDULER_QUEUE
-from services._host.sandbox.network import NetworkUnavailableError
-from services._host.sandbox.racks import RackNetwork, RackPlan
+from services._jobs.sandbox.network import NetworkUnavailableError
+from services._jobs.sandbox.racks import RackNetwork, RackPlan
 from services._runtime.bus.api import Bus, NoResponderError, RequestTimeoutError
 from services._runtime.command.errors import ServiceDiedError, UnavailableError, UsageError
 from services.agent.commands import managed_root

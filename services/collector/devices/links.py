@@ -17,6 +17,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from schemas.devices import LinkRate
+from services._jobs.rank_environment import GLOO_DEVICE
 from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services.collector.devices.found import FoundCluster, FoundMachine
@@ -29,7 +30,6 @@ WARM_UP, COUNTED = 2, 7
 _TIMEOUT: Final = timedelta(seconds=120)
 TcpStore: Final[Any] = dist.TCPStore  # type: ignore[attr-defined]  # public, though its stubs do not say so
 _PROBE: Final = "services.collector.devices.probe"
-_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 
 
 def link_rate(times_s: Mapping[int, Sequence[float]]) -> LinkRate:
@@ -128,12 +128,12 @@ def rate_inside(*, with_gpus: bool) -> LinkRate:
 @contextmanager
 def _by_loopback() -> Iterator[None]:
     """Both processes are here: they need no other interface, whatever the host's name resolves to."""
-    before = os.environ.get(_INTERFACE)
-    os.environ[_INTERFACE] = "lo"
+    before = os.environ.get(GLOO_DEVICE)
+    os.environ[GLOO_DEVICE] = "lo"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_INTERFACE]
+            del os.environ[GLOO_DEVICE]
         else:
-            os.environ[_INTERFACE] = before
+            os.environ[GLOO_DEVICE] = before

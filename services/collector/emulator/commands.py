@@ -18,11 +18,11 @@ from typing import Final
 
 from schemas.jobs import JobRecord, JobState
 from schemas.runs import RunProfile
+from services._jobs.record_files import JobFileError, write_job_file
 from services._runtime.command.errors import UnavailableError
 from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
 from services._runtime.install_hint import package_missing
-from services._runtime.record_files import JobFileError, write_job_file
 from services.collector.emulator.campaign import Campaign, Progress, campaign_name, machine_cores
 from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.grid import SHIPPED, BadGridError, Grid, Row, expand, read

@@ -20,7 +20,7 @@ import torch._dynamo  # its 900 modules would be imported by each worker, with t
 from torch.utils.data import TensorDataset
 
 from schemas.jobs import TaskFeatures
-from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
+from services._jobs.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.exit_code import ExitCode
 from services.collector.emulator.measuring import AbandonedError, Bench, measure
 from services.collector.emulator.run_request import RunRequest

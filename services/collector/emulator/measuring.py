@@ -17,8 +17,8 @@ from typing import Final
 
 from schemas.jobs import JobState
 from schemas.runs import WorkerSeries
-from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Sandbox, Sandboxes
+from services._jobs.sandbox.network import DEVICE
+from services._jobs.sandbox.sandbox import Sandbox, Sandboxes
 from services.collector.emulator.run_request import SETUP_TIMEOUT_S, RunOutcome, RunRequest
 from services.collector.emulator.training import Place
 from services.collector.emulator.worker import Training, Worker, start_worker

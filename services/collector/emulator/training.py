@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from services._jobs.rank_environment import GLOO_DEVICE
 from services.collector.emulator.tasks.task import TrainingTask
 
 PORT: Final = 29500
@@ -42,7 +43,7 @@ def train(
     `at_the_start` is called when all is ready, and returns when all workers may begin.
     """
     torch.set_num_threads(place.threads)
-    os.environ["GLOO_SOCKET_IFNAME"] = place.device
+    os.environ[GLOO_DEVICE] = place.device
     distributed.init_process_group(
         "gloo",
         init_method=f"tcp://{place.master_address}:{PORT}",

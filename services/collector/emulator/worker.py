@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch
 from torch.utils.data import TensorDataset
 
-from services._host.sandbox.sandbox import Sandbox
+from services._jobs.sandbox.sandbox import Sandbox
 from services.collector.emulator.tasks.task import TrainingTask
 from services.collector.emulator.training import Place, train
 

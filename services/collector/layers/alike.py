@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from services._runtime.layer_chain import Layers, UnusableModelError, batch_norm_in, shared_parameter_of
+from services._jobs.layer_chain import Layers, UnusableModelError, batch_norm_in, shared_parameter_of
 
 
 def element_type(layers: Layers) -> torch.dtype:

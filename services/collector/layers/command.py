@@ -16,13 +16,13 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from schemas.layers import LayerProfile
+from services._jobs.malloc_tunables import restart_with_tunables
+from services._jobs.user_module import UserCodeError, output_on_stderr
 from services._runtime.atomic_file import write_atomically
 from services._runtime.command.errors import BadFileError, UnavailableError
 from services._runtime.command.tool_events import emit, emit_error, say
 from services._runtime.exit_code import ExitCode
 from services._runtime.install_hint import package_missing
-from services._runtime.malloc_tunables import restart_with_tunables
-from services._runtime.user_module import UserCodeError, output_on_stderr
 from services.collector.layers.block_times import Repetitions
 from services.collector.layers.options import Place, parse
 from services.collector.layers.publishing import publish_profile
@@ -39,7 +39,7 @@ def profile_of(given: argparse.Namespace, begin: Callable[[], None]) -> LayerPro
         UsageError: no input is given.
     """
     try:
-        from services._runtime.layer_chain import UnusableModelError  # noqa: PLC0415 - with the next one
+        from services._jobs.layer_chain import UnusableModelError  # noqa: PLC0415 - with the next one
         from services.collector.layers import loaded_model  # noqa: PLC0415 - says what is missing
     except ImportError as error:
         raise UnavailableError(package_missing(error.name or "torch", "collector")) from error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services._runtime.user_module import UserCodeError, call
+from services._jobs.user_module import UserCodeError, call
 
 FirstInput = Callable[[int], Tensor]
 """So many samples, the same at every call."""

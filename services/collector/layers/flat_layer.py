@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from services._runtime.user_module import UserCodeError, call
+from services._jobs.user_module import UserCodeError, call
 
 
 class FlatLayer:

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from schemas.layers import Dtype, LayerProfile
+from services._jobs.layer_chain import Layers, UnusableModelError, chain_of, scalar_parameters_of
+from services._jobs.recorded_build import UnrecordableError, recorded
+from services._jobs.user_module import UserCodeError, call, load, own_modules_hidden
 from services._runtime.command.errors import UnavailableError, UsageError
 from services._runtime.command.tool_events import say
-from services._runtime.layer_chain import Layers, UnusableModelError, chain_of, scalar_parameters_of
-from services._runtime.recorded_build import UnrecordableError, recorded
-from services._runtime.user_module import UserCodeError, call, load, own_modules_hidden
 from services.collector.layers.alike import element_type, refusal_of, structure_of
 from services.collector.layers.block_times import Repetitions
 from services.collector.layers.first_input import FirstInput, cast, of_data, of_example

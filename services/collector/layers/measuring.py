@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from schemas.layers import MAX_LAYER_CLASSES, MAX_LAYERS
+from services._jobs.layer_chain import Layers, UnusableModelError, is_batch_norm
 from services._runtime.command.tool_events import say
-from services._runtime.layer_chain import Layers, UnusableModelError, is_batch_norm
 from services.collector.layers.alike import structure_of
 from services.collector.layers.block_times import NOTHING, Repetitions, Spread, extra_us, timed
 from services.collector.layers.flat_layer import FlatLayer, on_device
@@ -238,7 +238,7 @@ class Bench:
 def reserved_bytes(device: torch.device) -> int:
     """What a worker uses before it has a model: this process with the same loaded; on a GPU with all who use it.
 
-    Of this process as it was started: with a rank's settings of malloc (`services._runtime.malloc_tunables`).
+    Of this process as it was started: with a rank's settings of malloc (`services._jobs.malloc_tunables`).
     On a GPU that is the context, what cuBLAS works in, and the kernels of a first step, which CUDA loads as they are
     called.
     """

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from services._host.sandbox.sandbox import Sandbox, Sandboxes, SandboxUnavailableError
+from services._jobs.sandbox.sandbox import Sandbox, Sandboxes, SandboxUnavailableError
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.tool_events import say
 from services._runtime.exit_code import ExitCode

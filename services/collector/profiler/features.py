@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from schemas.jobs import TaskFeatures
+from services._jobs.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
 from services._runtime.command.errors import UnavailableError, UsageError
 from services._runtime.command.tool_events import emit
 from services._runtime.command.tool_parser import ToolParser
 from services._runtime.exit_code import ExitCode
 from services._runtime.install_hint import package_missing
-from services._runtime.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
 from services.collector.tool import BadDataError, run_tool
 
 if TYPE_CHECKING:

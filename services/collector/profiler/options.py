@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.sizes import parse_size
-from services._host.sandbox.network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
+from services._jobs.sandbox.network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
 from services._runtime.command.errors import UsageError
 from services._runtime.command.tool_parser import ToolParser
 from services.collector.profiler.worker_environment import MASTER_PORT

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from schemas.codec import to_plain
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
+from services._jobs.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.atomic_file import write_atomically
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus

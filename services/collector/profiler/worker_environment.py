@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from services._jobs.rank_environment import DEVICES, rank_variables
+
 MASTER: Final = "master"
 MASTER_PORT: Final = 29_500
-_NETWORK_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES")
+_NETWORK_VARIABLES: Final = (*DEVICES, "UCX_NET_DEVICES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,10 @@ def worker_environment(base: Mapping[str, str], rank: int, rendezvous: Rendezvou
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",  # its progress is read as it comes
         **base,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(rendezvous.workers),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
+        **rank_variables(worker_names(rendezvous.workers), rank, rendezvous.master_address, rendezvous.master_port),
         "GROUP_WORLD_SIZE": str(rendezvous.workers),
-        "NODE_RANK": str(rank),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(rendezvous.workers),
-        "MASTER_ADDR": rendezvous.master_address,
-        "MASTER_PORT": str(rendezvous.master_port),
         **dict.fromkeys(_NETWORK_VARIABLES, rendezvous.device),
     }
 

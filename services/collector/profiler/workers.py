@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Output, Sandbox, Sandboxes
+from services._jobs.sandbox.network import DEVICE
+from services._jobs.sandbox.sandbox import Output, Sandbox, Sandboxes
 from services._runtime.child_process import log_tail
 from services.collector.profiler.series import Counters
 from services.collector.profiler.worker_environment import (

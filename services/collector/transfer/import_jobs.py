@@ -23,6 +23,7 @@ from schemas.message import Message
 from schemas.runs import RunProfile
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
+from services._jobs.record_files import JobFileError, is_job_file, read_job_file, write_job_file
 from services._runtime.atomic_file import replacing
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
@@ -31,7 +32,6 @@ from services._runtime.command.errors import UsageError
 from services._runtime.command.tool_events import emit, say
 from services._runtime.command.tool_parser import ToolParser
 from services._runtime.exit_code import ExitCode
-from services._runtime.record_files import JobFileError, is_job_file, read_job_file, write_job_file
 from services.collector.settings import CollectorSettings
 from services.collector.tool import OUT_HELP, BadDataError, default_directory, publish_to_bus, run_tool
 from services.collector.transfer.importing import Imported, MappingError, import_table, read_mapping

@@ -10,7 +10,7 @@ from typing import Final
 
 import duckdb
 
-from services._runtime.record_files import literal_path
+from services._jobs.record_files import literal_path
 
 _BATCH: Final = 1_000
 _QUOTES: Final = "header=false, quote='\"', escape='\"'"

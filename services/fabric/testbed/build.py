@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from services._host.kernel_support import CannotTryError, missing_features
+from services._edge.kernel_support import CannotTryError, missing_features
 from services._host.netns import NETNS_DIRECTORY
 from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric.paths import FabricPaths

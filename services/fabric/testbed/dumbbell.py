@@ -1,7 +1,7 @@
 """A dumbbell for experiments by hand: pairs of hosts, left and right, whose traffic shares one uplink of a given rate.
 
 Each host is a named namespace, so that `ip netns exec` finds it; bridges and uplinks have one of their own
-(`services._host.sandbox.racks`: the left hosts are one rack, the right ones the other). It needs neither FRR nor a bus.
+(`services._jobs.sandbox.racks`: the left hosts are one rack, the right ones the other). It needs neither FRR nor a bus.
 The state file is written before anything is made, so that `down` finds it after a crash.
 """
 
@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from schemas.rates import rate_text
 from services._host.netns import inside, netns_path
-from services._host.sandbox.network import DEVICE, PREFIX_LENGTH, NetworkNamespace, NetworkUnavailableError
-from services._host.sandbox.racks import RackPlan, connect
+from services._jobs.sandbox.network import DEVICE, PREFIX_LENGTH, NetworkNamespace, NetworkUnavailableError
+from services._jobs.sandbox.racks import RackPlan, connect
 from services._runtime.atomic_file import write_atomically
 from services._runtime.command.errors import CommandError
 from services.fabric.testbed import build, network, state_file

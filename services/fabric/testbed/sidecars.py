@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services._edge.override_tables import PROTOCOL
 from services._host.boot_records import start_ticks
-from services._host.override_tables import PROTOCOL
 from services._runtime.child_process import log_tail
 from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command

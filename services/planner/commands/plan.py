@@ -16,10 +16,10 @@ from schemas.plans import MAX_BATCH, Plan, PlanReply, PlanRequest, Strategy
 from schemas.predictions import Objective
 from schemas.scheduling import JOB_NAME_PATTERN
 from schemas.services.planner import PLANNER_PLAN
+from services._jobs.measured_run_file import default_file, read_runs
 from services._runtime.atomic_file import write_atomically
 from services._runtime.command.connection import ContextOption, ServerOption, await_reply, connected, find_server
 from services._runtime.command.errors import BadFileError, CommandError, MissingFileError, UnavailableError, UsageError
-from services._runtime.command.measured_run_file import default_file, read_runs
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services._runtime.exit_code import ExitCode
 

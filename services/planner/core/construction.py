@@ -1,6 +1,6 @@
 """Memory of workers while the user's `build()` makes the model as a whole, before each keeps its part of it. Pure.
 
-Most models are made parameter by parameter (`services._runtime.recorded_build`), and never need more than a step does.
+Most models are made parameter by parameter (`services._jobs.recorded_build`), and never need more than a step does.
 Of the others a layer profile says what is there at once. A GPU has no part in that: `build()` runs on its host.
 """
 

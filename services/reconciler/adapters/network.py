@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from services._host.kernel_support import CannotTryError, missing_features
+from services._edge.kernel_support import CannotTryError, missing_features
 from services._host.netlink.attributes import NetlinkError
 from services._host.netlink.constants import AF_BRIDGE, WATCHED, Rtm
 from services._host.netlink.messages import Message

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from schemas.scheduling import WorkOrder
 from schemas.trainings import TRAINING_SOCKET_VARIABLE
+from services._jobs.rank_environment import DEVICES, rank_variables
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """All that a worker gets of the runner's environment: the key to the bus is in none of them."""
-_DEVICE: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""By which torch's libraries know the device of a network where the host's name leads nowhere."""
 _DEFAULT_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -50,24 +49,13 @@ def worker_environment(order: WorkOrder, place: WorkerPlace, own: Mapping[str, s
     if place.home:
         inherited |= {"HOME": place.home, "USER": place.user, "LOGNAME": place.user}
     if place.device:
-        inherited |= dict.fromkeys(_DEVICE, place.device)
+        inherited |= dict.fromkeys(DEVICES, place.device)
     return inherited | order.spec.environment | _place_variables(order, place)
 
 
 def _place_variables(order: WorkOrder, place: WorkerPlace) -> dict[str, str]:
-    nodes = _distinct(order.nodes)
-    node = order.nodes[place.rank]
-    beside = [rank for rank, other in enumerate(order.nodes) if other == node]
-    group = str(nodes.index(node))
-    variables = {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(len(order.nodes)),
-        "LOCAL_RANK": str(beside.index(place.rank)),
-        "LOCAL_WORLD_SIZE": str(len(beside)),
-        "GROUP_RANK": group,
-        "NODE_RANK": group,
-        "MASTER_ADDR": order.master_address or "127.0.0.1",
-        "MASTER_PORT": str(order.master_port),
+    master_address = order.master_address or "127.0.0.1"
+    variables = rank_variables(order.nodes, place.rank, master_address, order.master_port) | {
         "TURNBUCKLE_JOB": order.job,
         "TURNBUCKLE_ATTEMPT": str(order.attempt),
         "TURNBUCKLE_CHECKPOINT_DIR": place.checkpoint_directory,
@@ -82,7 +70,3 @@ def _place_variables(order: WorkOrder, place: WorkerPlace) -> dict[str, str]:
     if place.gpus:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))
     return variables
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(names))

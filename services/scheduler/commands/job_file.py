@@ -43,9 +43,9 @@ from schemas.scheduling import (
     Text,
 )
 from schemas.sizes import MemorySize
+from services._jobs.task_yaml import STRICT, TaskSection, load_profile, with_task
 from services._runtime.command.errors import BadFileError
 from services._runtime.command.period import parse_period
-from services._runtime.command.task_yaml import STRICT, TaskSection, load_profile, with_task
 from services._runtime.command.yaml_file import YamlSource, read_yaml, to_environment, to_text, validate
 
 MIN_MEMORY_BYTES: Final = 1 << 20

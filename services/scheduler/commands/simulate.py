@@ -184,7 +184,7 @@ def _trace(file: Path, elasticity: Elasticity) -> list[Job]:
 
 
 def _own_jobs(history: str, elasticity: Elasticity, server: str | None, context: str | None) -> list[Job]:
-    from services._runtime.command.job_records import read_records  # noqa: PLC0415 - quick --help
+    from services._jobs.job_records import read_records  # noqa: PLC0415 - quick --help
     from services.scheduler.trace import trace_of  # noqa: PLC0415 - as above
 
     match = _PERIOD.fullmatch(history)

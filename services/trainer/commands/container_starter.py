@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services._host.docker_containers import Container, Containers, ContainerSpec, ContainersUnavailableError
+from services._jobs.rank_environment import GLOO_DEVICE
 from services._runtime.command.errors import UnavailableError
-from services.trainer.commands.starters import INTERFACE, Launch, rank, threads
+from services.trainer.commands.starters import Launch, rank, threads
 from services.trainer.core.worker_place import Place, WorkerLimits
 
 DEVICE = "eth0"
@@ -67,7 +68,7 @@ class ContainerStarter:
             launch.name,
             self.image,
             ("python3", "-P", "-m", launch.module, *launch.arguments),
-            threads(limits) | {INTERFACE: DEVICE} | rank(launch),
+            threads(limits) | {GLOO_DEVICE: DEVICE} | rank(launch),
             self.mounts,
             self.directory,
             None if limits is None else limits.cpu_cores,

@@ -17,8 +17,9 @@ from functools import partial
 from subprocess import SubprocessError
 from typing import Final, NamedTuple, Protocol
 
-from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Sandbox, Sandboxes, SandboxUnavailableError
+from services._jobs.rank_environment import GLOO_DEVICE
+from services._jobs.sandbox.network import DEVICE
+from services._jobs.sandbox.sandbox import Sandbox, Sandboxes, SandboxUnavailableError
 from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services._runtime.task_cancellation import uninterrupted
@@ -28,7 +29,6 @@ from services.trainer.core.worker_place import WorkerLimits
 LOOPBACK: Final = "127.0.0.1"
 WORKER: Final = "services.trainer.worker"
 STORE: Final = "services.trainer.worker.store"
-INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 _POLL_S: Final = 0.02
 
 
@@ -204,7 +204,7 @@ class ProcessStarter:
         """
         started_ns = time.monotonic_ns()
         # All are here: they need no other interface, whatever the host's name resolves to.
-        given = {INTERFACE: "lo"} | threads(None) | os.environ | rank(launch)
+        given = {GLOO_DEVICE: "lo"} | threads(None) | os.environ | rank(launch)
         return RunningProcess(await spawn(isolated_command(launch.module, *launch.arguments), given), started_ns)
 
 
@@ -246,7 +246,7 @@ class SandboxStarter(ProcessStarter):
         async def remove() -> None:
             await uninterrupted(self._sandboxes.remove, sandbox)
 
-        given = threads(limits) | os.environ | {INTERFACE: DEVICE} | rank(launch)
+        given = threads(limits) | os.environ | {GLOO_DEVICE: DEVICE} | rank(launch)
         try:
             command = isolated_command(launch.module, *launch.arguments)
             process = await spawn(command, given, partial(_enter, sandbox))

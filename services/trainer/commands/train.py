@@ -292,7 +292,7 @@ def _carry_out_elastic(
 
 def _record(run: MeasuredRun | str, output: TrainOutput) -> None:
     """For later plans; where it cannot be written, the training is done all the same."""
-    from services._runtime.command.measured_run_file import append_run, default_file  # noqa: PLC0415 - quick --help
+    from services._jobs.measured_run_file import append_run, default_file  # noqa: PLC0415 - quick --help
 
     file = default_file()
     if not isinstance(run, str):

@@ -19,6 +19,7 @@ from typing import Any, Final
 from schemas.launch import single_machine, with_worker
 from schemas.measured_runs import MeasuredRun
 from schemas.plans import Plan
+from services._jobs.rank_environment import GLOO_DEVICE
 from services._runtime.command.errors import UnavailableError
 from services._runtime.command.tool_shell import read_event
 from services._runtime.exit_code import ExitCode
@@ -203,7 +204,7 @@ def _command(training: Training, reports: Path) -> list[str]:
 
 def rank_environment(ranks: int) -> dict[str, str]:
     """All ranks are here: they need no other interface, whatever the host's name resolves to."""
-    defaults = {"GLOO_SOCKET_IFNAME": "lo"}
+    defaults = {GLOO_DEVICE: "lo"}
     if ranks > 1:
         defaults["OMP_NUM_THREADS"] = "1"  # as torchrun would, with a page about it
     return defaults | os.environ

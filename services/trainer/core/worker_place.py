@@ -21,7 +21,7 @@ class Form(StrEnum):
     PROCESS = "process"
     """Without limits."""
     SANDBOX = "sandbox"
-    """A control group with a network namespace: services/_host/sandbox."""
+    """A control group with a network namespace: services/_jobs/sandbox."""
     DOCKER = "docker"
     """A container."""
 

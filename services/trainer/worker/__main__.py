@@ -2,7 +2,7 @@
 
 import sys
 
-from services._runtime.malloc_tunables import restart_with_tunables
+from services._jobs.malloc_tunables import restart_with_tunables
 from services.trainer.worker.command import end, main
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 from schemas.aggregations import AggregationOptimizer
 from schemas.layers import Dtype
-from services._runtime.aggregation_frames import RangePlace
+from services._jobs.aggregation_frames import RangePlace
 from services._runtime.command.tool_events import say
 from services.trainer.core.placement import PLACED_WITHIN_S
 from services.trainer.worker import checkpoint

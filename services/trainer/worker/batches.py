@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from services._runtime.user_module import UserCodeError
+from services._jobs.user_module import UserCodeError
 from services.trainer.worker.sampler import PlanSampler
 from services.trainer.worker.user_code import UserCode
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from services._runtime.layer_chain import Layers
+from services._jobs.layer_chain import Layers
 
 
 def blocks_of(model: nn.Module) -> Layers:

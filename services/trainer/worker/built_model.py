@@ -1,6 +1,6 @@
 """The user's model without its values, which are computed one after another; each rank keeps its part of them.
 
-Where `build()` cannot be recorded (`services._runtime.recorded_build`), the model is there as a whole at first.
+Where `build()` cannot be recorded (`services._jobs.recorded_build`), the model is there as a whole at first.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services._runtime.recorded_build import RecordedBuild, UnrecordableError, recorded
-from services._runtime.user_module import UserCodeError, call
+from services._jobs.recorded_build import RecordedBuild, UnrecordableError, recorded
+from services._jobs.user_module import UserCodeError, call
 
 
 @dataclass(slots=True)

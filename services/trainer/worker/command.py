@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     stop = StopRequest()
     die_with_parent()  # torchrun was killed: save at the boundary and end
     try:
-        from services._runtime.user_module import UserCodeError  # noqa: PLC0415 - with the others
+        from services._jobs.user_module import UserCodeError  # noqa: PLC0415 - with the others
         from services.trainer.worker.checkpoint import CheckpointError  # noqa: PLC0415 - imports torch
         from services.trainer.worker.gather import RankFailedError  # noqa: PLC0415
         from services.trainer.worker.placements import PlacementRefusedError  # noqa: PLC0415

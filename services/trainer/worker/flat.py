@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from services._runtime.layer_chain import Layers
+from services._jobs.layer_chain import Layers
 from services.trainer.worker.built_model import BuiltModel, emptied
 from services.trainer.worker.cuts import cut
 from services.trainer.worker.gather import Begun, Group, begin_gather, begin_reduce_scatter, broadcast_tensor, gather

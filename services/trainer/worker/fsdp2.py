@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from services._runtime.layer_chain import Layers
+from services._jobs.layer_chain import Layers
 from services.trainer.worker.built_model import BuiltModel, replace
 from services.trainer.worker.engine import Block, MicrobatchLoss
 from services.trainer.worker.flat import Placement

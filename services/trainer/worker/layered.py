@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from services._runtime.layer_chain import Layers
+from services._jobs.layer_chain import Layers
 from services.trainer.worker.built_model import BuiltModel
 from services.trainer.worker.engine import MicrobatchLoss
 from services.trainer.worker.flat import Placement, flat_layers

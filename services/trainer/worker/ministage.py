@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from services._runtime.layer_chain import Layers
+from services._jobs.layer_chain import Layers
 from services.trainer.worker.built_model import BuiltModel
 from services.trainer.worker.engine import MicrobatchLoss
 from services.trainer.worker.exchange import Exchange

@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from schemas.aggregations import AggregationOptimizer
-from services._runtime.aggregation_frames import RangePlace
+from services._jobs.aggregation_frames import RangePlace
 from services._runtime.deep_sockets import socket_address
 from services._runtime.exit_code import ExitCode
 from services.trainer.core.placement import PlacementAnswer, PlacementQuestion

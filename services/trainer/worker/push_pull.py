@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services._runtime.aggregation_frames import (
+from services._jobs.aggregation_frames import (
     NONCE_BYTES,
     PREFIX,
     VALUE_BYTES,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from schemas.plans import Engine
-from services._runtime.layer_chain import (
+from services._jobs.layer_chain import (
     Layers,
     UnusableModelError,
     batch_norm_in,

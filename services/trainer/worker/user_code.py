@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services._runtime.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
+from services._jobs.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
 from services.trainer.worker.built_model import BuiltModel, build_model
 from services.trainer.worker.options import Options
 from services.trainer.worker.refusals import check_optimizer

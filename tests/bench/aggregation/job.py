@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import torch
 
-from services._runtime.aggregation_frames import RangePlace
+from services._jobs.aggregation_frames import RangePlace
 from services._runtime.child_process import die_with_parent
 from services.trainer.worker.push_pull import PushPull
 from tests.bench.aggregation.cases import RANKS, Shape

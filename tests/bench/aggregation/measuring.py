@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from schemas.aggregations import AggregationReply, AggregationRequest
-from services._runtime.aggregation_frames import RangePlace
+from services._jobs.aggregation_frames import RangePlace
 from services._runtime.clock import SystemClock
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import get_logger

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schemas.layers import LayerProfile
 from schemas.plans import Plan, PlanRequest
-from services._host.sandbox.sandbox import Sandboxes
+from services._jobs.sandbox.sandbox import Sandboxes
 from services.planner.cluster_file import read_cluster
 from services.planner.core import hybrid
 from services.planner.core.inputs import inputs_of, stages_and_replicas

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services._host.sandbox.sandbox import SandboxUnavailableError
+from services._jobs.sandbox.sandbox import SandboxUnavailableError
 from services._runtime.command.errors import UnavailableError
 from tests.bench.elastic import hybrid_plans, trainings
 from tests.bench.elastic.cases import FULL, MOST, QUICK, Extent

@@ -42,7 +42,7 @@ from schemas.subjects import WORKER_LOGS
 from services._host.bpf.congestion import UNIT, CongestionPrograms
 from services._host.bpf.loader_process import KernelProgramsError
 from services._host.kernel_programs import kernel_directory
-from services._host.sandbox.network import DEVICE
+from services._jobs.sandbox.network import DEVICE
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.cli.toolkit.supervisor import free_port

@@ -19,7 +19,7 @@ from typing import Final
 from pyroute2.ethtool.ioctl import IoctlEthtool
 
 from services._host.netns import command_in, inside
-from services._host.sandbox.network import DEVICE
+from services._jobs.sandbox.network import DEVICE
 
 _LESS_THAN_TWO_SEGMENTS: Final = "1000"
 _COMMANDS: Final = (

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import distributed as dist
 
-from services._host.sandbox.network import read_traffic
+from services._jobs.sandbox.network import read_traffic
 from tests.bench.pipelines.cases import MACHINES, RATES, Extent
 from tests.bench.pipelines.ways import ways
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Output, Sandbox, Sandboxes, SandboxUnavailableError
+from services._jobs.sandbox.network import DEVICE
+from services._jobs.sandbox.sandbox import Output, Sandbox, Sandboxes, SandboxUnavailableError
 from services.collector.layers.quota import PERIOD_US
 from services.collector.profiler.worker_environment import MASTER_PORT, Rendezvous, worker_environment
 from tests.bench.machine import this_machine

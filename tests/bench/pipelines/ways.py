@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining.schedules import ScheduleLoopedBFS
 
-from services._runtime.layer_chain import chain_of
+from services._jobs.layer_chain import chain_of
 from services.trainer.worker.built_model import BuiltModel
 from services.trainer.worker.flat import Placement
 from services.trainer.worker.fsdp2 import Fsdp2Engine

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._runtime.aggregation_frames import RangePlace
+from services._jobs.aggregation_frames import RangePlace
 from services.aggregator.core.packing import JobLoad
 from services.aggregator.hosted_job import JobSpec
 from services.aggregator.shard import Shard

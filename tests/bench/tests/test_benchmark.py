@@ -11,7 +11,7 @@ import pytest
 
 from schemas.jobs import JobState
 from schemas.predictions import Objective
-from services._runtime.record_files import write_job_file
+from services._jobs.record_files import write_job_file
 from tests.bench import advisor, advisor_data, advisor_figures, advisor_report
 from tests.bench.advisor_data import SETS, DataSet, MissingDataError, multicloud_ibm, trimtuner, trimtuner_sizes
 from tests.bench.advisor_runs import LEFT_OUT, PROTOCOLS, RANDOM, SEARCH, SPEED, Plan, measured, planned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
-from services._runtime.record_files import read_job_file, write_job_file
+from services._jobs.record_files import read_job_file, write_job_file
 from services.collector.emulator.instance_types import CATALOGUE
 from tests.bench import dataset
 from tests.bench.dataset import markdown, repeat_variations

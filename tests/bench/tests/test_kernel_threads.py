@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services._host.netns import socket_in
-from services._host.sandbox.racks import RackNetwork, RackPlan
+from services._jobs.sandbox.racks import RackNetwork, RackPlan
 from tests.bench.interleave.kernel_threads import receive_in_threads
 from tests.support.deadline import until
 

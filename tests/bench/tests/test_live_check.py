@@ -10,7 +10,7 @@ import pytest
 
 from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName
-from services._runtime.record_files import JobFile
+from services._jobs.record_files import JobFile
 from services.collector.emulator.grid import expand, parse
 from services.collector.write_ahead_log import read_journal
 from tests.bench.advisor_live_check import (

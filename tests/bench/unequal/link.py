@@ -19,8 +19,8 @@ import torch
 from torch import distributed as dist
 
 from schemas.devices import Cluster
-from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Output, Sandboxes
+from services._jobs.sandbox.network import DEVICE
+from services._jobs.sandbox.sandbox import Output, Sandboxes
 from services.collector.layers.quota import PERIOD_US
 from services.collector.profiler.worker_environment import MASTER_PORT, Rendezvous, worker_environment
 from services.trainer.worker.gather import begin_reduce_scatter, gather

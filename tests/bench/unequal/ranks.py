@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Output, Sandbox, Sandboxes
+from services._jobs.sandbox.network import DEVICE
+from services._jobs.sandbox.sandbox import Output, Sandbox, Sandboxes
 from services._runtime.service.interpreter import isolated_command
 from services.collector.layers.quota import PERIOD_US
 from services.collector.profiler.worker_environment import MASTER_PORT, Rendezvous, worker_environment

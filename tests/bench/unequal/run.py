@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.plans import Plan
-from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
+from services._jobs.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record
 from tests.bench.unequal import link, product

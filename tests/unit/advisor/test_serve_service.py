@@ -21,8 +21,8 @@ from schemas.service import Endpoint
 from schemas.services.advisor import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
+from services._jobs.record_files import write_job_file
 from services._runtime.bus.api import Delivery, RequestRefusedError
-from services._runtime.record_files import write_job_file
 from services._runtime.settings_error import UnusableSettingsError
 from services.advisor.ports import TrainingFailedError, TrainingSet
 from services.advisor.records import Records

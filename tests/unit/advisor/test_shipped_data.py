@@ -10,7 +10,7 @@ import pytest
 
 from schemas.jobs import JobState
 from schemas.runs import RunEnd
-from services._runtime.record_files import JobFile, read_job_file
+from services._jobs.record_files import JobFile, read_job_file
 from services.advisor.core.whole_job_duration import whole_job_duration
 from services.cli.advise.example import shipped_file
 from services.collector.profiler.cutting import cuts_of

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._host.cgroup_snapshot import Counters, CounterSnapshot, KernelState, read_each
+from services._host.cgroup_snapshot import Counters, CounterSnapshot, KernelState
+from services._host.control_file import read_each
 from services.agent.sampling.sampler import MOVED_BYTES, ExpectedState, rows_to_check
 
 MIB = 1 << 20

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from schemas.limits import RowStatus
-from services._host.cgroup_snapshot import KernelState, ThrottleSnapshot, read_each
+from services._host.cgroup_snapshot import KernelState, ThrottleSnapshot
+from services._host.control_file import read_each
 from services.agent.limits.period_boundary import PREDICTED
 from services.agent.sampling.sampler import POLL_AFTER_THROTTLE_SAMPLES
 from tests.support.agent_node import Node

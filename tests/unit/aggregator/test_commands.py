@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services._runtime.aggregation_frames import Header, PushHeader, RefusedHeader
+from services._jobs.aggregation_frames import Header, PushHeader, RefusedHeader
 from services.aggregator.hosted_job import HostedJob, JobSpec
 from services.aggregator.process import Commands
 from services.aggregator.range_state import OptimizerSpec

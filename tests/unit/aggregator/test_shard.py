@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from services._runtime.aggregation_frames import (
+from services._jobs.aggregation_frames import (
     PREFIX,
     Challenge,
     DeniedHeader,

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from services._host.sandbox.racks import RackPlan
+from services._jobs.sandbox.racks import RackPlan
 from services._runtime.exit_code import ExitCode
 from services.cli.main import app
 from services.cli.toolkit.supervisor import READY_TIMEOUT_S

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from schemas.jobs import CostKind, JobRecord, JobState
+from services._jobs.record_files import read_job_file
 from services._runtime.command.errors import UsageError
-from services._runtime.record_files import read_job_file
 from services.collector.tool import BadDataError
 from services.collector.transfer import import_jobs
 from services.collector.transfer.importing import Imported, MappingError, TableError, import_table, read_mapping

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from schemas.plans import Engine, Plan, Strategy
-from services._runtime.command.measured_run_file import append_run, default_file
+from services._jobs.measured_run_file import append_run, default_file
 from services._runtime.exit_code import ExitCode
 from services.cli.main import app
 from tests.support.measured_runs import measured_run

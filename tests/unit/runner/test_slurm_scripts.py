@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from schemas.scheduling import WorkOrder
 from services.runner.slurm.core import scripts
 from services.runner.slurm.core.digests import digest_run, find_flaw
-from services.runner.slurm.core.layout import seats, shape
+from services.runner.slurm.core.layout import shape
 from services.runner.slurm.core.scripts import Cluster, JobPaths
 from services.runner.slurm.files import SharedFiles
 from tests.support.cgroup_lab import wait_until
@@ -59,17 +59,9 @@ def test_an_allocation_has_the_order_of_slurms_nodes() -> None:
     assert scripts.hostfile(run) == "n10\nn2\nn10\n"
 
 
-def test_seats() -> None:
-    found = [(seat.local_rank, seat.local_size, seat.node_rank) for seat in seats(("n2", "n1", "n2"))]
-    assert found == [(0, 2, 0), (0, 1, 1), (1, 2, 0)]
-    assert shape(("n2", "n1", "n2")) == (1, 2)
-
-
 @given(st.lists(st.sampled_from(["n1", "n2", "n3"]), min_size=1, max_size=8))
-def test_each_worker_has_a_seat_of_its_own(nodes: list[str]) -> None:
-    found = seats(nodes)
-    assert len({(seat.node, seat.local_rank) for seat in found}) == len(nodes)
-    assert {seat.node_rank for seat in found} == set(range(len(set(nodes))))
+def test_a_shape_has_all_workers(nodes: list[str]) -> None:
+    assert shape(("n2", "n1", "n2")) == (1, 2)
     assert sum(shape(nodes)) == len(nodes)
 
 

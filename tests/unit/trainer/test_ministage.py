@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from services._runtime.layer_chain import chain_of
+from services._jobs.layer_chain import chain_of
 from services.trainer.worker.exchange import Exchange
 from services.trainer.worker.flat import Placement
 from services.trainer.worker.ministage import MinistageEngine

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from services._runtime.user_module import load
+from services._jobs.user_module import load
 from services.trainer.worker.refusals import check_model, check_optimizer, layered_chain
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "trainer" / "text.py"

@@ -1,36 +1,12 @@
-"""Where each worker of a gang runs, and what its environment says about that. Pure."""
+"""How many workers of a gang run on each node, and what the environment of all of them says. Pure."""
 
 from __future__ import annotations
 
 import posixpath
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from schemas.scheduling import WorkOrder
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """One worker's place."""
-
-    node: str
-    local_rank: int
-    """Among those on its node."""
-    local_size: int
-    node_rank: int
-    """Of its node among those of the job, in the order of ranks."""
-
-
-def seats(nodes: Sequence[str]) -> tuple[Seat, ...]:
-    """The place of each worker, by rank."""
-    sizes, seen = Counter(nodes), Counter[str]()
-    ranks = {node: rank for rank, node in enumerate(dict.fromkeys(nodes))}
-    found = []
-    for node in nodes:
-        found.append(Seat(node, seen[node], sizes[node], ranks[node]))
-        seen[node] += 1
-    return tuple(found)
 
 
 def shape(nodes: Sequence[str]) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from shlex import join, quote
 
 from schemas.scheduling import WorkOrder
-from services.runner.slurm.core.layout import common_environment, seats, shape
+from services._jobs.rank_environment import places
+from services.runner.slurm.core.layout import common_environment, shape
 from services.runner.slurm.core.output import JOBS_FORMAT, SlurmJob, comment_of
 from services.runner.slurm.core.steps import is_even
 
@@ -202,9 +203,9 @@ def worker_script(order: WorkOrder, paths: JobPaths) -> str:
     variables = common_environment(order) | ({"TURNBUCKLE_PLAN": paths.plan} if order.plan else {})
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in variables.items())
     cases = "".join(
-        f"{rank}) node={quote(seat.node)} LOCAL_RANK={seat.local_rank} LOCAL_WORLD_SIZE={seat.local_size} "
-        f"NODE_RANK={seat.node_rank} ;;\n"
-        for rank, seat in enumerate(seats(order.nodes))
+        f"{rank}) node={quote(place.node)} LOCAL_RANK={place.local_rank} LOCAL_WORLD_SIZE={place.local_size} "
+        f"NODE_RANK={place.node_rank} ;;\n"
+        for rank, place in enumerate(places(order.nodes))
     )
     return f"""#!/bin/sh
 # Workers of attempt {order.attempt} of {order.job}; written by Turnbuckle.

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from services._host.frr import Frr
-from services._host.kernel_support import FEATURES, CannotTryError
+from services._edge.frr import Frr
+from services._edge.kernel_support import FEATURES, CannotTryError
 from services._runtime.command.finding import Level
 from services.fabric import access
 from services.fabric import doctor as network

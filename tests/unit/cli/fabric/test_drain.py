@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
+from services._edge.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
 from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric import drain
 from services.fabric.drain import UplinkState, select_uplinks, status

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS, UPLINK_MAPS
+from services._edge.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS, UPLINK_MAPS
 from services.fabric.drain_plan import drain_steps
 from services.fabric.model import HostFile
 from tests.support.bgp_model import Fabric

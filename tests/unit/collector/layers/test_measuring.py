@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services._runtime.layer_chain import UnusableModelError, chain_of
-from services._runtime.user_module import UserCodeError
+from services._jobs.layer_chain import UnusableModelError, chain_of
+from services._jobs.user_module import UserCodeError
 from services.collector.layers.alike import element_type, refusal_of
 from services.collector.layers.block_times import LEAST_US, Repetitions
 from services.collector.layers.first_input import cast, of_data, of_example

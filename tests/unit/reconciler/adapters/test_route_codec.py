@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services._edge.override_tables import OverrideTables
 from services._host.netlink import route_codec as rc
 from services._host.netlink.attributes import MalformedError, address_bytes, attribute, u32
 from services._host.netlink.messages import Message
 from services._host.netlink.route_codec import Hop, KernelRoute, NexthopObject, Rule, add_rule, decode_rule, delete_rule
-from services._host.override_tables import OverrideTables
 from services.fastpath import routes as fp
 from services.fastpath.mirror import Row
 from services.fastpath.values import FrrRoute, Write

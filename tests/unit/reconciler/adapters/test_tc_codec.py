@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services._host import kernel_support
+from services._edge import kernel_support
 from services._host.netlink import link_codec, tc_decode
 from services._host.netlink import tc_codec as tc
 from services._host.netlink.attributes import MalformedError, attribute, nested, u32

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from services._host.fast_path_heartbeat import Beat, decode_beat, encode_beat
-from services._host.override_tables import OverrideTables
+from services._edge.fast_path_heartbeat import Beat, decode_beat, encode_beat
+from services._edge.override_tables import OverrideTables
 from services.reconciler import fast_path_guard
 from services.reconciler.fast_path_guard import DEFAULT_TIMEOUT_S, MARGIN_S, RETRY_S, FastPathGuard, HeartbeatTimeout
 from tests.support.deadline import until

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from services._host.kernel_support import FEATURES
+from services._edge.kernel_support import FEATURES
 from services._host.netlink.constants import AF_BRIDGE, AF_INET, Rtm
 from services._host.netlink.messages import Message
 from services._host.netlink.objects import Snapshot

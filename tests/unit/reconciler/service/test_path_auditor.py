@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from schemas.network import RouteKind
-from services._host.frr import Frr
+from services._edge.frr import Frr
+from services._edge.override_tables import OverrideTables
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
-from services._host.override_tables import OverrideTables
 from services.reconciler.inaccessible import MAX_QUERIES, destinations_to_query, read_inaccessible, show_bgp_command
 from services.reconciler.path_auditor import PathAuditor
 from services.reconciler.path_comparison import FrrState, PathComparison, Sessions, read_routes, read_sessions

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RouteKind
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS
-from services._host.frr_drain import drained
+from services._edge.frr_drain import drained
 from services.reconciler.drain_watch import POLL_INTERVAL_S, REPUBLISH_INTERVAL_S, DrainWatch
 from services.reconciler.hints import (
     DRAIN_HINT_EXPIRY_S,

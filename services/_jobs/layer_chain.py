@@ -1,7 +1,7 @@
 """A model as a chain of layers, each of which takes the last one's output; what of it depends on how work is divided.
 
-Beside `recorded_build` the only module of the runtime that needs torch: who measures layers and who trains them agree
-by it on what a layer is.
+Beside `recorded_build` the only module that services share which needs torch: who measures layers and who trains them
+agree by it on what a layer is.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services._jobs.measured_run_file import MAX_BYTES, append_run, default_file, read_runs
 from services._runtime.command.errors import BadFileError, MissingFileError
-from services._runtime.command.measured_run_file import MAX_BYTES, append_run, default_file, read_runs
 from tests.support.measured_runs import measured_run
 
 

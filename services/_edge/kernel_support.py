@@ -3,7 +3,7 @@
 Asking does not tell: modules are loaded when first used, and a kernel that lacks one says so only at the write. So the
 devices, actions and the filter of one rule are made in a new namespace of a thread of its own, which ends with it.
 
-The few messages are written out here, as the runtime knows no service; a test holds them against the codec that does.
+The few messages are written out here; a test holds them against the codec of `services._host.netlink`.
 """
 
 from __future__ import annotations

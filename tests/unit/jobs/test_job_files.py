@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
-from services._runtime.record_files import JobFileError, is_job_file, read_job_file, struct_type, write_job_file
+from services._jobs.record_files import JobFileError, is_job_file, read_job_file, struct_type, write_job_file
 from tests.support.job_records import job_record, run_profile
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=12)

@@ -8,11 +8,11 @@ import struct
 
 import pytest
 
-from services._host import override_tables
+from services._edge import override_tables
+from services._edge.override_tables import PROTOCOL, OverrideSocket, OverrideTables
 from services._host.netlink.constants import AF_INET, AF_INET6, Rtm
 from services._host.netlink.messages import Ack, Message, Request
 from services._host.netlink.route_codec import Hop, KernelRoute, Rule, add_rule, decode_rule, delete_host_route
-from services._host.override_tables import PROTOCOL, OverrideSocket, OverrideTables
 from services.fastpath.routes import override_request
 from services.fastpath.values import Write
 from tests.support.route_messages import route_message

@@ -1,4 +1,4 @@
-"""Ends a run's sandboxes when its owner has died: ``python -m services._host.sandbox.reaper RECORD``.
+"""Ends a run's sandboxes when its owner has died: ``python -m services._jobs.sandbox.reaper RECORD``.
 
 Its standard input is a pipe that only the owner can write to. At the pipe's end it removes the run's control groups, if
 the owner has not: a process whose parent was killed with SIGKILL cannot do so itself, and one that the user's program
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from services._host.cgroupfs import detect
-from services._host.sandbox.records import RunRecord, forget, remove_run
+from services._jobs.sandbox.records import RunRecord, forget, remove_run
 
 
 def main() -> int:

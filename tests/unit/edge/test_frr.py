@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services._host.frr import Frr, FrrError
+from services._edge.frr import Frr, FrrError
 from tests.support.fake_frr import FakeFrr
 
 ANSWERS = {"zebra": {"show ip route json": '{"10.255.0.2/32": []}', "show version": "FRRouting 8.4.4", "wait": None}}

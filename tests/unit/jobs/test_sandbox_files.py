@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from services._host.cgroupfs import CgroupLayout, ControllerMount
-from services._host.sandbox.network import Traffic, address_of, check_rate, read_traffic
-from services._host.sandbox.records import Owner, RunRecord, forget, sweep
-from services._host.sandbox.usage import Usage, field_of
+from services._host.owner import Owner
+from services._jobs.sandbox.network import Traffic, address_of, check_rate, read_traffic
+from services._jobs.sandbox.records import RunRecord, forget, sweep
+from services._jobs.sandbox.usage import Usage, field_of
 
 V1 = {
     "cpuacct.usage": "2500000000\n",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.user_module import UserCodeError, call, load
+from services._jobs.user_module import UserCodeError, call, load
 
 
 @pytest.fixture(autouse=True)

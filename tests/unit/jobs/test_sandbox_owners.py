@@ -11,7 +11,8 @@ import pytest
 
 from services._host.boot_records import start_ticks
 from services._host.cgroupfs import CgroupLayout
-from services._host.sandbox.records import Owner, RunRecord, sweep
+from services._host.owner import Owner
+from services._jobs.sandbox.records import RunRecord, sweep
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
+from services._edge.override_tables import OverrideTables
 from services._host.netns import socket_in
-from services._host.override_tables import OverrideTables
 
 GROUP: Final = 14
 """RTNLGRP_NOP2 (linux/rtnetlink.h)."""

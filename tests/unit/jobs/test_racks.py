@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._host.sandbox.racks import MAX_RACKS, RackPlan, TokenBucket
+from services._jobs.sandbox.racks import MAX_RACKS, RackPlan, TokenBucket
 
 RATE = 100_000_000
 

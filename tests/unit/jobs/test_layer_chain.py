@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from services._runtime.layer_chain import UnusableModelError, batch_norm_in, chain_of, shared_parameter_of
+from services._jobs.layer_chain import UnusableModelError, batch_norm_in, chain_of, shared_parameter_of
 
 
 class Listed(nn.Module):

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from services._host.sandbox.network import DEVICE, PREFIX_LENGTH, NetworkNamespace, address_of, check_rate, make_bridge
+from services._jobs.sandbox.network import DEVICE, PREFIX_LENGTH, NetworkNamespace, address_of, check_rate, make_bridge
 
 MAX_RACKS: Final = 16
 _CORE: Final = "core"

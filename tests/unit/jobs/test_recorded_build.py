@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from services._runtime.recorded_build import UnrecordableError, recorded
+from services._jobs.recorded_build import UnrecordableError, recorded
 from tests.support.trainer_job import small_model
 
 SEED = 5

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from services._runtime.malloc_tunables import TUNABLES, with_tunables
+from services._jobs.malloc_tunables import TUNABLES, with_tunables
 
 OURS = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1048576"
 HOLES = """
@@ -53,7 +53,7 @@ def test_the_user_s_own_allocator_stays(chosen: dict[str, str]) -> None:
 def test_a_rank_starts_again_in_the_same_process_with_the_same_command_line() -> None:
     environment = {key: value for key, value in os.environ.items() if key not in {TUNABLES, "LD_PRELOAD"}}
     program = (
-        "import os, sys; from services._runtime.malloc_tunables import restart_with_tunables; "
+        "import os, sys; from services._jobs.malloc_tunables import restart_with_tunables; "
         "print(os.getpid(), flush=True); restart_with_tunables(); print(os.environ['GLIBC_TUNABLES'], sys.argv[1:])"
     )
     done = subprocess.run(
@@ -70,7 +70,7 @@ def test_a_program_that_loses_its_tunables_at_each_start_starts_again_once() -> 
     environment = {key: value for key, value in os.environ.items() if key not in {TUNABLES, "LD_PRELOAD"}}
     program = (
         "import os; os.environ.pop('GLIBC_TUNABLES', None); print('start', flush=True); "
-        "from services._runtime.malloc_tunables import restart_with_tunables; restart_with_tunables(); print('work')"
+        "from services._jobs.malloc_tunables import restart_with_tunables; restart_with_tunables(); print('work')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True, timeout=60

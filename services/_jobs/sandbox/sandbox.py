@@ -26,23 +26,23 @@ from schemas.apps import MIN_QUOTA_US, NAME_PATTERN, PERIOD_US
 from services._host.cgroup_processes import write_file
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect
 from services._host.netns import enter
-from services._host.sandbox.network import (
+from services._host.owner import Owner
+from services._jobs.sandbox.network import (
     NetworkNamespace,
     NetworkUnavailableError,
     Switch,
     check_rate,
     read_traffic,
 )
-from services._host.sandbox.records import (
+from services._jobs.sandbox.records import (
     RECORDS,
     SANDBOXES_ROOT,
-    Owner,
     RunRecord,
     forget,
     remove_run,
     sweep,
 )
-from services._host.sandbox.usage import Usage
+from services._jobs.sandbox.usage import Usage
 from services._runtime.child_process import die_with_parent
 from services._runtime.service.interpreter import isolated_command
 
@@ -229,7 +229,7 @@ class Sandboxes:
     def _start_reaper(self) -> subprocess.Popen[bytes]:
         path = self._records / f"{self._record.token}.json"
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            isolated_command("services._host.sandbox.reaper", str(path)),
+            isolated_command("services._jobs.sandbox.reaper", str(path)),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )

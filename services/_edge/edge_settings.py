@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from services._host.frr import DIRECTORY
+from services._edge.frr import DIRECTORY
 from services._runtime.service.settings import NodeSettings
 
 
