@@ -95,7 +95,7 @@ format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
 
 docs: $(STAMP_DEV)  ## Write what is generated: users of the bus, docs/asyncapi.*, settings.md, tables in READMEs and docs, compose/, figures, dashboards, Helm chart
 	$(BIN)/python -m scripts.generate_roles
-	$(BIN)/python -m scripts.generate_deployment
+	$(BIN)/python -m scripts.generate_services
 	$(BIN)/python -m scripts.generate_docs
 	$(BIN)/python -m scripts.generate_figures
 	$(BIN)/python -m scripts.generate_dashboards

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print what pyproject.toml asks for, a requirement a line: ``requirements.py``, or of extras ``EXTRA[,EXTRA...]``."""
+"""Print what pyproject.toml asks for, a requirement a line: ``requirements.py``, or of extras ``EXTRA[?][,EXTRA...]``."""
 
 import re
 import sys
@@ -12,14 +12,18 @@ COMMAND = "cli"
 
 
 def main() -> None:
-    """Without an argument: what all services need. ``build-system`` counts as an extra; an unknown one is an error."""
+    """Without an argument: what all services need. ``build-system`` counts as an extra; an unknown one is an error.
+
+    Not so where a question mark follows it: most services need no packages of their own.
+    """
     content = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
     project = content["project"]
     if len(sys.argv) == 1:
         found = of_services(project)
     else:
         extras = project["optional-dependencies"] | {"build-system": content["build-system"]["requires"]}
-        wanted = sys.argv[1].split(",")
+        named = sys.argv[1].split(",")
+        wanted = [extra.rstrip("?") for extra in named if not extra.endswith("?") or extra.rstrip("?") in extras]
         if unknown := [extra for extra in wanted if extra not in extras]:
             sys.exit(f"pyproject.toml has no extra {', '.join(unknown)}; it has {', '.join(extras)}")
         found = [requirement for extra in wanted for requirement in extras[extra]]

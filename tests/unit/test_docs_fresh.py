@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts import generate_chart, generate_deployment, generate_roles
+from scripts import generate_chart, generate_roles, generate_services
 from scripts.generate_docs import DOCS, generated, settings_classes, settings_text
 from services._runtime.service.settings import CommonSettings
 
@@ -18,7 +18,7 @@ def test_the_users_of_the_bus_are_those_that_services_declare() -> None:
 
 
 def test_images_compose_kubernetes_and_alerts_have_what_services_declare() -> None:
-    assert generate_deployment.stale() == [], "run `make docs` and commit what it wrote"
+    assert generate_services.stale() == [], "run `make docs` and commit what it wrote"
 
 
 def test_the_helm_chart_and_its_table_of_values_are_fresh() -> None:
