@@ -379,7 +379,8 @@ class AllocationCycle:
         self, context: StepContext, budget: StepBudget, before: Ordered, *, quiet: bool = False, send: Send = keep
     ) -> Outcome:
         """Limit updates for the changed rows, and decisions to publish. ``quiet``: no pools without a change."""
-        rows, table = self.cluster.rows, context.table
+        cluster, inventory, table = self.cluster, self.inventory, context.table
+        rows = cluster.rows
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
         changed &= rows.admitted  # nothing is ordered for others
         to_send = np.flatnonzero(changed & ~table.observe_only[rows.app])
@@ -398,14 +399,11 @@ class AllocationCycle:
         new = dict(grouped(np.flatnonzero(changed), rows.app))
         step = DecidedStep(self.step_count, context, before, self._reasons, budget.committed.pools)
         decisions = [
-            step.decisions(self.cluster, app, new.get(app, _NO_ROWS), self._node_warnings(app))
+            step.decisions(cluster, app, new.get(app, _NO_ROWS), inventory.warnings(cluster, cluster.apps[app]))
             for app in np.flatnonzero(table.known).tolist()
             if publish_pools or app in new
         ]
         return Outcome(tuple(updates), tuple(decisions))
-
-    def _node_warnings(self, app: int) -> tuple[str, ...]:
-        return self.inventory.warnings(self.cluster, self.cluster.apps[app])
 
     def _grant(self, context: StepContext, budget: StepBudget) -> tuple[LimitUpdate, ...]:
         """Grants that bring the nodes' reserves to what the applications can spare."""
