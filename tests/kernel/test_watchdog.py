@@ -332,7 +332,7 @@ def test_signals_to_its_whole_group_do_not_end_it_and_a_killed_one_is_started_ag
     os.kill(agent.watchdog, signal.SIGKILL)
 
     def successors() -> list[int]:
-        wanted = f"services.agent.watchdog\0{agent.state.path}".encode()
+        wanted = f"services.agent.watchdog.supervision\0{agent.state.path}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -288,3 +289,21 @@ class Watchdog:
             with suppress(OSError):  # the state directory may be full: what was done is done
                 append_reports(self._options.state.reports, self._unwritten)
             self._unwritten.clear()
+
+
+def main(arguments: list[str]) -> None:
+    """Run with: state directory of the managed root, its lock, the agent's pid, OOM wait and heartbeat timeouts (s).
+
+    Started with the signals that end it blocked (`services.agent.watchdog.process`), all but SIGKILL.
+    """
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-900", encoding="ascii")
+    state, lock, agent_pid, oom_wait_timeout_s, timeout_s = arguments
+    options = Options(
+        StateDirectory(Path(state)), Path(lock), int(agent_pid), float(oom_wait_timeout_s), float(timeout_s)
+    )
+    Watchdog(options, sys.stdin.fileno()).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -150,7 +150,7 @@ def process(proc: Path, pid: int, parent: int, command: str) -> None:
 
 def test_watchdogs_without_an_agent_are_found(tmp_path: Path) -> None:
     arguments = "/run/turnbuckle/turnbuckle /run/turnbuckle/exec-turnbuckle.lock 100 2.0 0.5"
-    process(tmp_path, 200, 100, f"python -S -P -m services.agent.watchdog {arguments}")
+    process(tmp_path, 200, 100, f"python -S -P -m services.agent.watchdog.supervision {arguments}")
     process(tmp_path, 201, 100, "python -m services.agent")
 
     assert guard.check_watchdogs(guard.running_watchdogs(str(tmp_path))).level is Level.OK
