@@ -1,4 +1,7 @@
-"""When a batch is stale: its delay is far above the smallest one of its node, and has not been for long. Pure."""
+"""When a batch is stale: its delay is far above the smallest one of its node, and has not been for long. Pure.
+
+Which batches are out of order is said by their sequence (`batch_ingestion`).
+"""
 
 from __future__ import annotations
 
