@@ -11,7 +11,7 @@ from importlib.util import find_spec
 OURS = ("services._runtime.service.probe", "services._runtime.service.entry", "services._runtime.telemetry.otel_export")
 COMMON = (*OURS, "nkeys", "http.server", "runpy")
 OWN = {
-    "agent": ("services.agent.service", "services.agent.discovery.docker", "services.agent.memory.watchdog"),
+    "agent": ("services.agent.service", "services.agent.discovery.docker", "services.agent.watchdog.supervision"),
     "reconciler": ("services.reconciler.service", "services.fastpath.service"),
     "collector": ("services.collector.service", "services.collector.cloud.billing"),
     "advisor": ("services.advisor.service", "services.advisor.training"),

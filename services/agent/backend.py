@@ -27,9 +27,9 @@ from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock
 from services.agent.limits.accepted_updates import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
 from services.agent.memory.reserve_store import FileReserveStore
-from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Discovery, FoundContainer, Host, ReserveStore, Watchdog
 from services.agent.settings import AgentSettings
+from services.agent.watchdog.process import WatchdogOptions, WatchdogProcess
 
 if TYPE_CHECKING:
     from services.agent.discovery.docker import DockerDiscovery

@@ -28,8 +28,8 @@ from services._host.pod_cgroups import PodGroups, find_tops
 from services._runtime.command.finding import Finding, Level
 from services.agent.cgroup.v2 import external_high
 from services.agent.host_lock import DOCKER_LOCK, exec_lock
-from services.agent.memory.watchdog_process import COMMAND_LINE
 from services.agent.settings import AgentSettings
+from services.agent.watchdog.process import COMMAND_LINE
 
 STATE_DIRECTORY_VARIABLE: Final = AgentSettings.variable("state_directory")
 KERNEL_DIRECTORY_VARIABLE: Final = AgentSettings.variable("kernel_directory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.agent.containers import ContainerSet
+from services.agent.containers.container_set import ContainerSet
 from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.controller import MemoryController
 from services.agent.memory.node_budget import NodeBudget

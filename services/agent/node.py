@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
-from services.agent.containers import ContainerSet, Incarnation, Inventory
+from services.agent.containers.container_set import ContainerSet
+from services.agent.containers.incarnation import Incarnation
+from services.agent.containers.pending_sources import Inventory
 from services.agent.lifecycle import ContainerLifecycle
 from services.agent.limits.accepted_updates import CpuBudget, NodeCpuBudget
 from services.agent.limits.drift import DriftDetector

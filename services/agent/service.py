@@ -21,7 +21,7 @@ from services._runtime.bus.name_registration import NameHolder
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services.agent.backend import Backend, build_backend, node_cpu_budget, node_memory_budget
-from services.agent.containers import Incarnation
+from services.agent.containers.incarnation import Incarnation
 from services.agent.discovery.container_events import ContainerEvents, Detail
 from services.agent.discovery.selectors import follow_selectors
 from services.agent.lifecycle import Removed
@@ -356,9 +356,9 @@ class Agent:
         observe("turnbuckle_agent_containers", lambda: len(node.containers.managed))
         observe("turnbuckle_agent_samples_total", lambda: node.sampler.samples_taken)
         observe("turnbuckle_agent_skipped_samples_total", lambda: self._ticker.skipped)
-        observe("turnbuckle_agent_quota_writes_total", lambda: node.containers.writes.quota_writes)
-        observe("turnbuckle_agent_memory_writes_total", lambda: node.containers.writes.memory_writes)
-        observe("turnbuckle_agent_refused_writes_total", lambda: node.containers.writes.refused_writes)
+        observe("turnbuckle_agent_quota_writes_total", lambda: node.containers.kernel.writes.quota_writes)
+        observe("turnbuckle_agent_memory_writes_total", lambda: node.containers.kernel.writes.memory_writes)
+        observe("turnbuckle_agent_refused_writes_total", lambda: node.containers.kernel.writes.refused_writes)
         observe("turnbuckle_agent_refused_limits", lambda: len(node.limits.refused))
         cpu = node.limits.cpu_budget
         observe("turnbuckle_agent_node_cpu_budget_rejections_total", lambda: cpu.rejections)

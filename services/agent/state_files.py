@@ -1,4 +1,4 @@
-"""Small files of one agent that outlive it: the values found first, waits, the watchdog's reports.
+"""Small files of one agent that outlive it: the values found first, waits, who holds a lock.
 
 Read and written by two processes, the agent and its watchdog, so this module knows the standard library only. A process
 is killed while writing leaves the old content: what fits is written as one page in place (a signal takes effect between
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, Final
 
 from services._host.boot_records import boot_id
 from services._runtime.atomic_file import replacing
-from services._runtime.file_lock import locked_briefly
 
 _FORMAT: Final = 1
 _PAGE_BYTES: Final = 4096
@@ -225,51 +223,6 @@ class StateDirectory:
             return None
         valid = isinstance(found.directories, dict) and "memory" in found.directories and isinstance(found.values, dict)
         return found if valid else None
-
-
-def append_reports(path: Path, reports: Sequence[dict[str, Any]]) -> None:
-    """Add lines to the reports. Raises OSError."""
-    with locked_briefly(path.with_suffix(".lock"), attempts=200), path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(report) + "\n" for report in reports)
-
-
-def take_report_lines(path: Path, taken: Path) -> list[dict[str, Any]]:
-    """All reports, moved to the taken ones; none while one is being written. Costs one stat where there is none.
-
-    A process killed in between leaves some in both files: they are published twice, which their times and keys show.
-    """
-    try:
-        if not path.stat().st_size:
-            return []
-    except OSError:
-        return []
-    with locked_briefly(path.with_suffix(".lock")) as held:
-        if held is None:
-            return []
-        try:
-            content = path.read_bytes()
-            with taken.open("ab") as file:
-                file.write(content)
-            path.unlink()
-        except OSError:
-            return []
-    return _report_lines(content)
-
-
-def read_report_lines(path: Path) -> list[dict[str, Any]]:
-    """All reports of a file that is not being written."""
-    try:
-        return _report_lines(path.read_bytes())
-    except OSError:
-        return []
-
-
-def _report_lines(content: bytes) -> list[dict[str, Any]]:
-    reports = []
-    for line in content.splitlines():
-        with suppress(ValueError):  # torn by a kill
-            reports.append(json.loads(line))
-    return [report for report in reports if isinstance(report, dict)]
 
 
 @dataclass(frozen=True, slots=True)

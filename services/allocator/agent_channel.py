@@ -11,9 +11,9 @@ from schemas.message import Message
 from schemas.subjects import LIMIT_UPDATES
 from services._runtime.bus.api import BusError, Delivery, PendingReply
 from services._runtime.service.app import Runtime
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.budget import StepTime
 
 GATHER_S = 0.003
 """Seconds to wait for more batches of a period, to decide all in one step; none once all have arrived."""
@@ -138,9 +138,9 @@ class UpdateSender:
         if not isinstance(reply, LimitReply) or (reply.node, reply.seq) != (update.node, update.seq):
             # What a node says of another's limits counts as no reply, like that to another update.
             self.lost += 1
-            self._allocation.record_timeout(update)
+            self._allocation.replies.record_timeout(update)
             return
-        self._allocation.record_reply(reply, update, self._step_time())
+        self._allocation.replies.record(reply, update, self._step_time().now_ns)
         if reply.rejection:
             self._runtime.log.warning("limit_update_rejected", node=update.node, reason=reply.rejection)
         if reply.node_budget_reason:

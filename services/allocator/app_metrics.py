@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from schemas.apps import PERIOD_US
-from services.allocator.columns import per_app
+from services.allocator.arrays.grouping import per_app
 from services.allocator.cycle import AllocationCycle
 
 NAMES: Final = tuple(
@@ -36,7 +36,7 @@ def largest_apps(cpu_limits: dict[str, float], count: int) -> list[str]:
 def app_metrics(allocation: AllocationCycle, count: int) -> dict[str, tuple[float, ...]]:
     """Values of `NAMES` by application, of at most ``count`` that this replica owns."""
     cluster, table = allocation.cluster, allocation.table
-    owned = {app: cluster.specs[app].cpu_limit for app in allocation.leases.owned_apps() if app in cluster.specs}
+    owned = {app: cluster.specs[app].cpu_limit for app in allocation.owned.owned_apps() if app in cluster.specs}
     chosen = largest_apps(owned, count)
     if not chosen:
         return {}

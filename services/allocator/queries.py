@@ -21,10 +21,10 @@ from schemas.queries import (
 )
 from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock
+from services.allocator.budget.committed import committed_limits
 from services.allocator.cycle import AllocationCycle
 from services.allocator.explain import explanations, summary
 from services.allocator.ownership.membership import Membership
-from services.allocator.state.budget import committed_limits
 
 
 class Queries:
@@ -114,7 +114,7 @@ class Queries:
 
     def _own_states(self, names: list[str]) -> dict[str, AppState]:
         specs = self._allocation.cluster.specs
-        return {app: self._app_state(app) for app in names if app in specs and self._allocation.epoch_of(app)}
+        return {app: self._app_state(app) for app in names if app in specs and self._allocation.owned.epoch_of(app)}
 
     def _reply(self, states: list[AppState]) -> StateReply:
         return StateReply(
@@ -157,10 +157,10 @@ class Queries:
                 memory_usage_bytes=int(rows.memory_usage_bytes[row]),
                 memory_limit_bytes=int(rows.limit_bytes[row]),
                 memory_committed_bytes=int(limit_held[row]),
-                admitted=bool(rows.admitted[row]) and (node, cluster.keys[row]) not in allocation.refusals,
-                rejection=allocation.refusals.get((node, cluster.keys[row]), ""),
+                admitted=bool(rows.admitted[row]) and (node, cluster.keys[row]) not in allocation.refused.reasons,
+                rejection=allocation.refused.reasons.get((node, cluster.keys[row]), ""),
                 report_age_s=(now_ns - int(rows.report_ns[row])) / 1e9,
-                kernel_refusal=allocation.kernel_refusal(row, now_ns),
+                kernel_refusal=allocation.kernel_refusals.of_row(row, now_ns),
             )
             for row in np.flatnonzero(rows.app == index).tolist()
         )
@@ -171,7 +171,7 @@ class Queries:
             memory_committed_bytes=int(pools.limit_committed_bytes[index]),
             memory_free_bytes=int(spec.memory_limit) - int(pools.limit_committed_bytes[index]),
             memory_reserved_bytes=int(pools.reserved_bytes[index]),
-            epoch=allocation.epoch_of(app),
+            epoch=allocation.owned.epoch_of(app),
             owner=self._membership.id,
             containers=containers,
             node_warnings=allocation.inventory.warnings(cluster, app),

@@ -25,12 +25,13 @@ from services._runtime.telemetry.tracing import MAX_APPS, NEW_TRACE, Begin, drop
 from services.allocator import app_metrics
 from services.allocator.agent_channel import BatchInbox, UpdateSender
 from services.allocator.agent_subscriptions import AgentSubscriptions
-from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
+from services.allocator.budget.refused_containers import RefusedContainer
+from services.allocator.budget.step_context import StepTime
+from services.allocator.cycle import AllocationCycle, Outcome
 from services.allocator.flood_guard import Kind
 from services.allocator.ownership.membership import Callbacks, Membership
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.budget import StepTime
 
 FENCE_EVERY_S = 0.25
 MOST_SAVINGS_AT_ONCE = 100
@@ -339,7 +340,7 @@ class Allocator:
             name=refusal.container.rpartition("-")[0],
             source=ContainerSource.ALLOCATOR,
             time_ns=self._clock.time_ns(),
-            incarnation=self._allocation.epoch_of(refusal.app),
+            incarnation=self._allocation.owned.epoch_of(refusal.app),
             reason=refusal.reason,
         )
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=refusal.app, node=refusal.node)
@@ -356,7 +357,7 @@ class Allocator:
             "ownerless_applications": membership.ownerless,
             "members": lambda: len(membership.view.record.replicas),
             "containers": lambda: cluster.rows.count,
-            "refused_containers": lambda: len(allocation.refusals),
+            "refused_containers": lambda: len(allocation.refused.reasons),
             "steps_total": lambda: allocation.step_count,
             "changes_total": lambda: self.changes,
             "limit_updates_total": lambda: self._sender.sent,

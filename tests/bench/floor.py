@@ -29,8 +29,8 @@ from schemas.subjects import CFS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.budget import StepTime
 from tests.bench.cluster import open_cluster
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, write_record
@@ -91,7 +91,7 @@ def steps(rest_s: float) -> Iterator[float]:
         outcome = allocation.step(batches, step_time)  # type: ignore[arg-type]
         yield (time.thread_time_ns() - began_ns) / 1e3
         for update in (*outcome.updates, *allocation.fences_due(step_time)):
-            allocation.record_reply(node.carry_out(update), update, step_time)
+            allocation.replies.record(node.carry_out(update), update, step_time.now_ns)
             end_warm_up(allocation, "app0")
 
 

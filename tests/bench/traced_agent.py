@@ -129,7 +129,7 @@ class TracedAgent(Agent):
 
     def _stamp_orders(self, node: Node) -> None:
         orders, containers = node.limits, node.containers
-        apply, write_quota, settle_row = orders.apply, containers.write_quota, orders._settle_row
+        apply, write_quota, settle_row = orders.apply, containers.kernel.write_quota, orders._settle_row
         poll_decreases = orders.poll_decreases
 
         def stamped_carry_out(update: LimitUpdate, *arguments: Any, **keywords: Any) -> None:
@@ -159,7 +159,7 @@ class TracedAgent(Agent):
             settle_row(container, order, status)
 
         orders.apply = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
-        containers.write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
+        containers.kernel.write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
         orders.poll_decreases = stamped_poll_cuts  # type: ignore[method-assign,assignment,unused-ignore]
         orders._settle_row = stamped_settle_row  # type: ignore[method-assign,assignment,unused-ignore]
 

@@ -16,10 +16,10 @@ import pytest
 
 from services.agent.host_lock import HostLock, exec_lock
 from services.agent.memory.reserve_store import FileReserveStore
-from services.agent.memory.watchdog_group import Group
-from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve
 from services.agent.state_files import FoundValues, StateDirectory
+from services.agent.watchdog.group import Group
+from services.agent.watchdog.process import WatchdogOptions, WatchdogProcess
 from tests.support import stand_in_agent
 from tests.support.cgroup_lab import CgroupLab, wait_until
 from tests.support.memory_lab import MIB, grow, limit_files, memory_directory, stays_so
@@ -332,7 +332,7 @@ def test_signals_to_its_whole_group_do_not_end_it_and_a_killed_one_is_started_ag
     os.kill(agent.watchdog, signal.SIGKILL)
 
     def successors() -> list[int]:
-        wanted = f"services.agent.memory.watchdog\0{agent.state.path}".encode()
+        wanted = f"services.agent.watchdog.supervision\0{agent.state.path}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):

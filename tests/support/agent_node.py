@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.agent.containers import Incarnation
+from services.agent.containers.incarnation import Incarnation
 from services.agent.node import NodeOptions, assemble
 
 
@@ -17,7 +17,7 @@ class Node:
         self.reserves, self.update_log = self.budget.reserves, self.parts.limits.log
         self.sampler, self.limits, self.lifecycle = self.parts.sampler, self.parts.limits, self.parts.lifecycle
         self.decreases, self.poll_decreases = self.limits.decreases, self.limits.poll_decreases
-        self.inventory, self.writes = self.containers.inventory, self.containers.writes
+        self.inventory, self.writes = self.containers.inventory, self.containers.kernel.writes
         self.key_of, self.empty_batch = self.containers.key_of, self.sampler.empty_batch
         self.poll, self.read_back = self.sampler.poll, self.sampler.read_back
         self.now_ns = 0

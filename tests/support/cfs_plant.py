@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from services.allocator.cpu import escra as policy_escra
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.cpu.escra import EscraState
-from services.allocator.cpu.pipeline import CpuParameters, CpuTargets, CpuView
+from services.allocator.cpu.policy_interface import CpuParameters, CpuTargets, CpuView
 from services.allocator.cpu.waterfill import WaterfillState
 
 PERIOD_US = 100_000

@@ -6,8 +6,8 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from schemas.oom import MemoryRequest
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.budget import StepTime
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
@@ -100,7 +100,7 @@ class Shop:
             reply = LimitReply.build(
                 keys, columns, node=update.node, incarnation=1, report_seq=self.seq, epoch=5, seq=update.seq, **told
             )
-            self.allocation.record_reply(reply, update, self.step_time())
+            self.allocation.replies.record(reply, update, self.step_time().now_ns)
             self.carry_out(self.allocation.redistribute(self.step_time()).updates)
 
     def ask(self, node, container, wanted_mib):

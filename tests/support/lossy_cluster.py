@@ -10,8 +10,8 @@ from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
 from services.agent.memory.records import RequestOutcome
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.budget import StepTime
 from tests.support.agent_node import Node
 from tests.support.fake_host import FakeContainer, FakeHost
 
@@ -28,7 +28,7 @@ def owning(app: str, epoch: int = 1) -> AllocationCycle:
 
 def end_warm_up(allocation: AllocationCycle, app: str) -> None:
     """As if its time had passed and all nodes of the application had reported."""
-    allocation.leases.warm_up_ends_ns[app] = 0
+    allocation.owned.warm_up_ends_ns[app] = 0
     allocation.inventory.release(app)
 
 
@@ -191,22 +191,22 @@ class LossyCluster:
         else:
             reply, sender = decode(data), item[2]
             if sender is self.allocation:
-                self.allocation.record_reply(reply, item[3], self.step_time())
+                self.allocation.replies.record(reply, item[3], self.step_time().now_ns)
                 self.act(self.allocation.redistribute(self.step_time()))
 
     def drop(self, position):
         item = self.network.pop(position)
         if item[0] == "update" and item[2] is self.allocation:
-            self.allocation.record_timeout(decode(item[1]))
+            self.allocation.replies.record_timeout(decode(item[1]))
         elif item[0] == "reply" and item[2] is self.allocation:
-            self.allocation.record_timeout(item[3])
+            self.allocation.replies.record_timeout(item[3])
         self.silence(item)
 
     def give_up_waiting(self, position):
         """The allocator's deadline passes although the order is still under way and may act later."""
         item = self.network[position]
         if item[0] == "update" and item[2] is self.allocation:
-            self.allocation.record_timeout(decode(item[1]))
+            self.allocation.replies.record_timeout(decode(item[1]))
 
     def act(self, outcome):
         for update in outcome.updates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from services.allocator.columns import Ints
+from services.allocator.arrays.array_types import Ints
 from services.allocator.memory.policy import MemoryState, MemoryTargets, MemoryView, step
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.allocator.cpu.pipeline import CpuView
+from services.allocator.cpu.policy_interface import CpuView
 from services.allocator.memory.policy import MemoryView
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.support.cfs_plant import parameters

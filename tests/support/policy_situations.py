@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.allocator.cpu.pipeline import CpuTargets, CpuView
+from services.allocator.cpu.policy_interface import CpuTargets, CpuView
 from tests.support.cfs_plant import POLICIES, CfsPlant, decide
 
 

@@ -7,8 +7,8 @@ the last heartbeat, agents that say nothing while orders wait for them, and node
 from __future__ import annotations
 
 from schemas.codec import decode
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.budget import StepTime
 from tests.support.late_sources import SOURCES, LateCluster, LateMachine
 
 

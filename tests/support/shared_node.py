@@ -13,8 +13,8 @@ from services.agent.limits.accepted_updates import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import NodeOptions
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.budget import StepTime
 from tests.support.agent_node import Node
 from tests.support.fake_host import FakeContainer, FakeHost
 from tests.support.lossy_cluster import PERIOD_NS, end_warm_up
@@ -130,7 +130,7 @@ class SharedNode:
         else:
             reply, owner, update = decode(data), item[2], item[3]
             if owner in self.owners.values():
-                owner.record_reply(reply, update, self.step_time())
+                owner.replies.record(reply, update, self.step_time().now_ns)
                 self.send(owner, owner.redistribute(self.step_time()).updates)
 
     def _answer(self, owner, update, reply):
@@ -151,9 +151,9 @@ class SharedNode:
     def drop(self, position):
         item = self.network.pop(position)
         if item[0] == "update":
-            item[2].record_timeout(decode(item[1]))
+            item[2].replies.record_timeout(decode(item[1]))
         elif item[0] == "reply":
-            item[2].record_timeout(item[3])
+            item[2].replies.record_timeout(item[3])
         elif item[0] in {"ask", "answer"} and item[2] is self.node:
             self.act_of_agent(lambda: item[2].memory.answered(item[3], RequestOutcome(timeout="lost"), self.now_ns))
 

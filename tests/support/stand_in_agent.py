@@ -10,8 +10,8 @@ from schemas.containers import ContainerSource
 from services._host.cgroupfs import detect, parse_managed
 from services.agent.cgroup.open import open_host
 from services.agent.host_lock import HostLock, prepare_state
-from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import FoundContainer
+from services.agent.watchdog.process import WatchdogOptions, WatchdogProcess
 
 BEAT_S = 0.05
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, LimitWriter
 from schemas.subjects import CONTAINER_EVENTS
 from services._runtime.service.app import Runtime
-from services.agent.containers import Incarnation
+from services.agent.containers.incarnation import Incarnation
 from services.agent.memory.records import Drift
 from services.agent.ports import FoundContainer, RejectedContainer
 from services.agent.settings import AgentSettings

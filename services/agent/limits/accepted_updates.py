@@ -31,7 +31,9 @@ from schemas.apps import LEAST_RAISE_US, MIN_QUOTA_US, PERIOD_US
 from schemas.limits import LimitUpdate, RowStatus
 from schemas.reasons import Resource
 from services._host.cgroup_snapshot import UNLIMITED, Limits
-from services.agent.containers import ContainerLimits, ContainerSet, Incarnation
+from services.agent.containers.container import ContainerLimits
+from services.agent.containers.container_set import ContainerSet
+from services.agent.containers.incarnation import Incarnation
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.node_budget import REPORT_INTERVAL_NS
 from services.agent.memory.reserve import UNKNOWN_SHARE, ReserveUpdate

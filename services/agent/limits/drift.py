@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 
 from schemas.limits import RowStatus
 from services._host.cgroup_snapshot import Limits, QuotaWriter
-from services.agent.containers import ContainerLimits, ContainerSet, same_memory
+from services.agent.containers.container import ContainerLimits, same_memory
+from services.agent.containers.container_set import ContainerSet
 from services.agent.memory.records import Drift, EventBuffer, mib
 from services.agent.memory.reserve import Reserves
 
@@ -119,7 +120,7 @@ class DriftDetector:
         expected_us, known.quota_us = known.quota_us, kernel_us
         outcome = "taken over"
         if self._reassert and known.quota_ordered:
-            applied = self._containers.write_quota(key, expected_us) is RowStatus.APPLIED
+            applied = self._containers.kernel.write_quota(key, expected_us) is RowStatus.APPLIED
             outcome = "put back" if applied else _REFUSED
         return _quota_change(expected_us, kernel_us, outcome)
 
@@ -129,7 +130,7 @@ class DriftDetector:
             return None  # the watchdog's grant during a gap: its report follows
         outcome = "taken over"
         if self._reassert and known.limit_ordered:
-            applied = self._containers.write_memory(key, expected_bytes) is RowStatus.APPLIED
+            applied = self._containers.kernel.write_memory(key, expected_bytes) is RowStatus.APPLIED
             outcome = "put back" if applied else _REFUSED
         return Change(f"memory limit {mib(expected_bytes)} became {mib(kernel.memory_bytes)}", outcome)
 

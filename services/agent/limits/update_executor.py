@@ -1,6 +1,6 @@
 """Applies limit updates: increases and memory at once, lower quotas at each container's boundary; then replies.
 
-Pure, but for the control files of the containers that it is given.
+No clock, bus or files of its own: it writes through the containers that it is given.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from schemas.limits import LimitReply, LimitsApplied, LimitUpdate, RowStatus
 from schemas.message import ROW_SEPARATOR
 from schemas.reasons import Resource
 from services._host.cgroup_snapshot import UNLIMITED
-from services.agent.containers import ContainerSet
+from services.agent.containers.container_set import ContainerSet
 from services.agent.limits.accepted_updates import Admission, NodeCpuBudget, Plan, RowPlan, SpecLimit, UpdateLog
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
@@ -235,8 +235,8 @@ class LimitExecutor:
     def _write_quota(self, key: str, quota_us: int, order: tuple[int, int], now_ns: int) -> RowStatus:
         if key in self.containers.managed:
             self._drift.before_quota_write(key, quota_us)
-        status = self.containers.write_quota(key, quota_us)
-        write = RefusedWrite(quota_us, self.containers.limits[key].quota_us, self.containers.refusal, order)
+        status = self.containers.kernel.write_quota(key, quota_us)
+        write = RefusedWrite(quota_us, self.containers.limits[key].quota_us, self.containers.kernel.refusal, order)
         self._note_outcome((key, "cpu"), status, write, now_ns)
         return status
 
@@ -293,8 +293,10 @@ class LimitExecutor:
             self._add_reason(key, _IN_USE)
             return RowStatus.FAILED
         before_bytes = self.containers.limits[key].limit_bytes
-        status = self.containers.write_memory(key, limit_bytes)
-        write = RefusedWrite(limit_bytes, self.containers.limits[key].limit_bytes, self.containers.refusal, order)
+        status = self.containers.kernel.write_memory(key, limit_bytes)
+        write = RefusedWrite(
+            limit_bytes, self.containers.limits[key].limit_bytes, self.containers.kernel.refusal, order
+        )
         self._note_outcome((key, "memory"), status, write, now_ns)
         if status is RowStatus.APPLIED and 0 <= before_bytes < limit_bytes:
             self._memory.limit_was_increased(key, now_ns)

@@ -1,1 +1,1 @@
-"""Memory limits: near the limit, at it, the reserve, and the watchdog."""
+"""Memory limits: near the limit, at it, and the reserve."""

@@ -14,7 +14,8 @@ import numpy as np
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
 from services._host.cgroup_snapshot import UNLIMITED, MemoryState, Notification, NotificationKind, WriteOutcome
-from services.agent.containers import ContainerSet, ManagedContainer, same_memory
+from services.agent.containers.container import ManagedContainer, same_memory
+from services.agent.containers.container_set import ContainerSet
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.policy import (
     DECREASE_MARGIN_BYTES,
@@ -323,7 +324,7 @@ class MemoryController:
         if decision.killer_reason:
             self._enable_killer(inspect, decision.killer_cause, decision.killer_reason)
         elif decision.wake:
-            self.containers.wake_tasks(container.key, state.limit_bytes)
+            self.containers.kernel.wake_tasks(container.key, state.limit_bytes)
 
     def _grant(self, inspect: _Inspection, wanted_bytes: int) -> int:
         """Raise the limit by what the reserve covers; returns by how much."""
@@ -341,7 +342,7 @@ class MemoryController:
         if granted == 0:
             return 0
         limit_bytes = state.limit_bytes + granted
-        if self.containers.write_memory(container.key, limit_bytes) is not RowStatus.APPLIED:
+        if self.containers.kernel.write_memory(container.key, limit_bytes) is not RowStatus.APPLIED:
             self._reserves.refund(container.app, granted)
             return 0
         self._report(
@@ -483,7 +484,7 @@ class MemoryController:
         for report, event in zip(reports, events_of_reports(reports), strict=True):
             self.events.add(event)
             if report.key in self.containers.managed:
-                self.containers.refresh(report.key)
+                self.containers.kernel.refresh(report.key)
                 if not report.granted:
                     self._killer_enabled_by_watchdog(report.key, event.reason, now_ns)
 

@@ -16,7 +16,7 @@ bounds hold for what raises a limit or a reserve:
 While the others grow by less than min_available from one look to the next, enforced containers can use all that they
 are promised without the kernel's global out-of-memory killer. Use is without page cache that the kernel can drop.
 
-Pure: `NodeBudget` is given the control files. All values are bytes.
+`NodeBudget` has no clock, bus or files of its own: it is given the containers. All values are bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple
 
 from schemas.oom import MemoryReply, OomCause, OomKind
 from services._host.cgroup_snapshot import UNLIMITED
-from services.agent.containers import ContainerSet
+from services.agent.containers.container_set import ContainerSet
 from services.agent.memory.growth import MIB, PAGE_BYTES
 from services.agent.memory.policy import DECREASE_MARGIN_BYTES
 from services.agent.memory.records import EventBuffer, MemoryEvent, RequestOutcome, mib

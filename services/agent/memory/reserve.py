@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.agent.containers import ContainerSet
+from services.agent.containers.container_set import ContainerSet
 from services.agent.memory.policy import ContainerMemory, by_urgency
 from services.agent.ports import Reserve, ReserveStore
 

@@ -45,7 +45,9 @@ from services._host.cgroup_snapshot import (
     Limits,
     ThrottleSnapshot,
 )
-from services.agent.containers import NEVER, NOTHING_REPORTED, BatchOrder, ContainerSet
+from services.agent.containers.batch_order import BatchOrder
+from services.agent.containers.container_set import ContainerSet
+from services.agent.containers.sample_state import NEVER, NOTHING_REPORTED
 from services.agent.limits.drift import DriftDetector
 from services.agent.limits.update_executor import LimitExecutor
 from services.agent.memory.controller import MemoryController
@@ -211,7 +213,7 @@ class Sampler:
         """What the watchdog has spent is reported together with the limits that it raised."""
         for app in self._reserves.poll():
             for key in self._containers.of_app(app):
-                self._containers.refresh(key)
+                self._containers.kernel.refresh(key)
             self._reserves.reconcile(app)
 
     def read_back(self, now_ns: int) -> None:

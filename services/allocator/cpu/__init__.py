@@ -1,1 +1,1 @@
-"""CPU limits: policies and the dead band."""
+"""CPU limits: pipeline, policies, dead band."""

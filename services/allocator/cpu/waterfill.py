@@ -45,17 +45,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.columns import (
-    Bools,
-    Floats,
-    Ints,
-    SlotArrays,
-    any_per_app,
-    per_app,
-    scale_to_fit,
-    weighted_max_min,
-)
-from services.allocator.cpu.pipeline import CpuTargets, CpuView, apply_dead_band
+from services.allocator.arrays.array_types import Bools, Floats, Ints
+from services.allocator.arrays.grouping import any_per_app, per_app
+from services.allocator.arrays.max_min_fairness import weighted_max_min
+from services.allocator.arrays.proportional_share import scale_to_fit
+from services.allocator.arrays.slot_arrays import SlotArrays
+from services.allocator.cpu.dead_band import apply_dead_band
+from services.allocator.cpu.policy_interface import CpuTargets, CpuView
 
 THROTTLE_WEIGHT: Final = 0.1
 """Share of throttled_us that counts as demand: it overestimates (measured/policy.md section 2.4)."""

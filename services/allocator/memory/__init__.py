@@ -1,1 +1,1 @@
-"""Memory limits and reserves."""
+"""Memory limits and reserves: pipeline, policy, plan, requests."""

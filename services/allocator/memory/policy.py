@@ -29,35 +29,25 @@ Urgent.  A task waits for memory and the application has none free (thesis 2.4.4
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
+Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
 
 from schemas.reasons import Reason
-from services.allocator.columns import (
-    MARGIN_BYTES,
-    PAGE_BYTES,
-    RECLAIM_BYTES,
-    AppIndex,
-    BoolArray,
-    Bools,
-    IntArray,
-    Ints,
-    Reasons,
-    SlotArrays,
-    at,
-    per_app,
-    scale_to_fit,
-    weighted_max_min,
-)
-from services.allocator.state.budget import StepContext, within_share
-from services.allocator.state.kernel_bounds import LIMIT, bounds
+from services.allocator.arrays.array_types import AppIndex, Bools, Ints
+from services.allocator.arrays.grouping import per_app
+from services.allocator.arrays.limit_values import MARGIN_BYTES, PAGE_BYTES, RECLAIM_BYTES
+from services.allocator.arrays.max_min_fairness import weighted_max_min
+from services.allocator.arrays.proportional_share import scale_to_fit
+from services.allocator.arrays.reasons import Reasons
+from services.allocator.arrays.slot_arrays import SlotArrays
+from services.allocator.budget.fair_share import within_share
 
 LOOP_PERIODS: Final = 3
 """From a sample to its order in force at most two (measured/policy.md section 1), and one until the next sample."""
@@ -67,8 +57,6 @@ GREW_STEPS: Final = 10
 """Steps of 100 ms for which a container that grew is not reclaimed: one second."""
 REFILL_SHARE: Final = 4
 """Reserves that lack less than this part of the withheld share wait for the periodic reclaim."""
-SHORT_DELTAS: Final = 4
-"""Below so many times an application's delta a node is short of memory: slack there is reclaimed."""
 CACHE_STEP_BYTES: Final = 64 << 20
 """Most page cache taken from a container at once: the agent blocks while the kernel drops it."""
 
@@ -293,88 +281,3 @@ def _explain(view: MemoryView, needs: _Needs, target: Ints, over: Bools) -> Memo
     targets.give(lower & ~too_much, Reason.MEMORY_RECLAIM, needs.free, needs.delta)
     targets.give(lower & too_much, Reason.OVER_LIMIT, held[view.app], view.limit_bytes[view.app])
     return targets
-
-
-@dataclass(frozen=True, slots=True)
-class ReclaimRequest:
-    """Memory to reclaim for a request."""
-
-    missing_bytes: IntArray
-    """Per application; 0: nothing."""
-    exempt: BoolArray
-    """Rows that need memory themselves."""
-    floor_bytes: IntArray
-    """Per row: no limit is decreased below it."""
-
-
-class MemoryPipeline:
-    """The memory policy with its estimates per container."""
-
-    def __init__(self) -> None:
-        self.state = MemoryState(0)
-
-    def follow(self, slot_capacity: int, released: IntArray) -> None:
-        """Adapt to containers added and removed: ``released`` slots start anew."""
-        self.state.grow(slot_capacity)
-        self.state.forget(released)
-
-    def targets(self, context: StepContext, decidable: BoolArray, reasons: Reasons) -> IntArray:
-        """Memory limit targets per row, bytes, as `CpuPipeline.targets`."""
-        rows = context.cluster.rows
-        decidable = decidable & (rows.limit_ordered_bytes >= 0)  # the kernel may refuse any limit
-        index = np.flatnonzero(decidable)
-        if not len(index):
-            return rows.limit_ordered_bytes.copy()
-        view = memory_view(context, index, budget_bytes(context, decidable))
-        decide = partial(step, view=view, reclaim=context.time.reclaim_memory)
-        result = self.state.decide(rows.slot[index], decide)
-        reasons.copy_from(index, result)
-        targets = rows.limit_ordered_bytes.copy()
-        targets[index] = result.target_bytes
-        return targets
-
-    def reclaim(self, context: StepContext, request: ReclaimRequest, reasons: Reasons) -> IntArray:
-        """Memory limit targets per row that free what is missing per application, as far as there is slack.
-
-        Of what containers hold: agents grant beyond what was ordered last.
-        """
-        rows, held = context.cluster.rows, context.holdings.limit_bytes
-        index = np.flatnonzero(rows.admitted & context.decidable & (rows.limit_ordered_bytes >= 0))
-        if not len(index):
-            return held.copy()
-        view = memory_view(context, index, request.missing_bytes)
-        floor = np.maximum(view.min_bytes, request.floor_bytes[index])
-        view = replace(view, ordered_bytes=held[index], min_bytes=floor)
-        result = urgent_reclaim(self.state, view, rows.slot[index], request.missing_bytes, request.exempt[index])
-        reasons.copy_from(index, result)
-        targets = held.copy()
-        targets[index] = result.target_bytes
-        return targets
-
-
-def budget_bytes(context: StepContext, decidable: BoolArray) -> IntArray:
-    """What the decidable rows, and reserves, may hold together per application."""
-    app, limit, pending = context.cluster.rows.app, context.table.memory_limit_bytes, context.pending.limit_bytes
-    return limit - per_app(app, context.holdings.limit_bytes * ~decidable, len(limit)) - pending
-
-
-def memory_view(context: StepContext, index: IntArray, budget: IntArray) -> MemoryView:
-    """What the policy observes of the rows ``index``, which share ``budget`` per application (bytes)."""
-    rows, table, mine = context.cluster.rows, context.table, at(index)
-    app, ordered, headroom = rows.app[mine], rows.limit_ordered_bytes[mine], context.node_headroom[rows.node[mine]]
-    floor, ceiling = (bound[mine] for bound in bounds(rows, LIMIT, context.time.now_ns))
-    return MemoryView(
-        app=app,
-        fresh=rows.fresh[mine],
-        usage_bytes=rows.memory_usage_bytes[mine],
-        previous_usage_bytes=rows.previous_memory_usage_bytes[mine],
-        reclaimable_bytes=rows.memory_reclaimable_bytes[mine],
-        ordered_bytes=ordered,
-        min_bytes=np.maximum(table.min_memory_bytes[app], floor),
-        max_bytes=np.minimum(np.minimum(table.max_memory_bytes[app], ordered + headroom), ceiling),
-        share_bytes=context.share_bytes,
-        limit_bytes=budget,
-        withheld_bytes=table.withheld_bytes,
-        delta_bytes=table.delta_bytes,
-        node_short=headroom < SHORT_DELTAS * table.delta_bytes[app],
-    )

@@ -1,1 +1,1 @@
-"""What is known of nodes, applications and containers."""
+"""What is known of nodes, applications and containers, and what messages of agents change of it."""

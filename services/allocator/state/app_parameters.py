@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.apps import PERIOD_US, AppSpec
-from services.allocator.columns import PAGE_BYTES, BoolArray, IntArray
+from services.allocator.arrays.array_types import BoolArray, IntArray
+from services.allocator.arrays.limit_values import PAGE_BYTES
 
 FloatArray = np.ndarray[tuple[int], np.dtype[np.float64]]
 

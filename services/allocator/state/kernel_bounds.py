@@ -17,7 +17,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from schemas.limits import REFUSED_RETRY_MAX_S
-from services.allocator.columns import NO_BOUND, UNLIMITED, BoolArray, IntArray, Ints, Rows
+from services.allocator.arrays.array_types import BoolArray, IntArray, Ints
+from services.allocator.arrays.limit_values import NO_BOUND, UNLIMITED
+from services.allocator.state.rows import Rows
 
 FIRST_RETRY_NS: Final = 200_000_000
 """A memory limit may be refused because usage grew while it was on its way: the next one is higher."""

@@ -10,8 +10,9 @@ from typing import Final
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from services._runtime.token_bucket import TokenBucket
-from services.allocator.columns import NO_BOUND
-from services.allocator.state.cluster_state import ClusterState, NodeState
+from services.allocator.arrays.limit_values import NO_BOUND
+from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.node_state import NodeState
 
 WAIT_REFILL: Final = 1 / 60
 """Seconds of waiting that a second without waiting gives back: half an hour for all of it."""

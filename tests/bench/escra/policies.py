@@ -1,8 +1,9 @@
 """The policies that are compared, by name, in the order of the tables; and variants of ours with other constants.
 
 A variant's name is a policy's name, a colon and constants: ``waterfill:HEADROOM_US=10000,MEMORY_PERIODS=100``,
-``escra:kappa=0.5,gamma=0.05``. Names in capitals are constants of the policy's module, of `damping` or of `memory`;
-kappa, gamma, upsilon, window and delta are the application's parameters (`AppSpec`), overridden.
+``escra:kappa=0.5,gamma=0.05``. Names in capitals are constants of the policy's module, of the dead band, of the memory
+policy or of a pipeline; kappa, gamma, upsilon, window and delta are the application's parameters (`AppSpec`),
+overridden.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Final, Literal, TypeAlias
 
+from services.allocator.cpu import dead_band
 from services.allocator.cpu import escra as policy_escra
-from services.allocator.cpu import pipeline as damping
+from services.allocator.cpu import pipeline as cpu_pipeline
 from services.allocator.cpu import waterfill as policy_waterfill
+from services.allocator.memory import pipeline as memory_pipeline
 from services.allocator.memory import policy as memory
 
 Family: TypeAlias = Literal["none", "static", "autopilot", "vpa", "captain", "escra", "waterfill"]
@@ -118,7 +121,8 @@ def parse(name: str) -> PolicySpec:
 
 def modules_of(family: str) -> tuple[ModuleType, ...]:
     """Where the constants of a policy of ours are looked for, in this order."""
-    return ({"escra": policy_escra, "waterfill": policy_waterfill}[family], damping, memory)
+    policy = {"escra": policy_escra, "waterfill": policy_waterfill}[family]
+    return (policy, dead_band, cpu_pipeline, memory, memory_pipeline)
 
 
 def constant_names(family: str) -> list[str]:

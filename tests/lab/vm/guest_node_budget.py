@@ -28,8 +28,8 @@ from services.agent.memory.records import MemoryEvent, PendingRequest, RequestOu
 from services.agent.node import NodeOptions
 from services.agent.ports import FoundContainer
 from services.agent.settings import AgentSettings
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.budget import StepTime
 from tests.support.agent_node import Node
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -118,7 +118,7 @@ class Machine:
         for update in updates:
 
             def settled(reply: LimitReply, update: LimitUpdate = update) -> None:
-                owner.record_reply(reply, update, self.step_time())
+                owner.replies.record(reply, update, self.step_time().now_ns)
 
             self.node.apply(update, time.monotonic_ns(), settled)
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.limits import RowStatus
-from services.agent.containers import ContainerLimits, Incarnation
+from services.agent.containers.container import ContainerLimits
+from services.agent.containers.incarnation import Incarnation
 from services.agent.limits.accepted_updates import Admission, SpecLimit, UpdateLog
 from tests.support.limit_orders import reserve_order, update
 

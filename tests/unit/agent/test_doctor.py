@@ -13,9 +13,9 @@ from services._runtime.command.finding import Level
 from services.agent import doctor as guard
 from services.agent.doctor import GuardedGroup, Holder, WatchdogSeen
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
-from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.settings import AgentSettings
 from services.agent.state_files import FoundValues, inode_of
+from services.agent.watchdog.process import WatchdogOptions, WatchdogProcess
 from tests.support.cgroup_lab import wait_until
 
 AGENT = Holder("exec-turnbuckle.lock", 100, "n1", "2026-11-21T05:00:00+00:00")
@@ -150,12 +150,12 @@ def process(proc: Path, pid: int, parent: int, command: str) -> None:
 
 def test_watchdogs_without_an_agent_are_found(tmp_path: Path) -> None:
     arguments = "/run/turnbuckle/turnbuckle /run/turnbuckle/exec-turnbuckle.lock 100 2.0 0.5"
-    process(tmp_path, 200, 100, f"python -S -P -m services.agent.memory.watchdog {arguments}")
+    process(tmp_path, 200, 100, f"python -S -P -m services.agent.watchdog.supervision {arguments}")
     process(tmp_path, 201, 100, "python -m services.agent")
 
     assert guard.check_watchdogs(guard.running_watchdogs(str(tmp_path))).level is Level.OK
 
-    process(tmp_path, 202, 1, f"python -S -P -m services.agent.memory.watchdog {arguments}")
+    process(tmp_path, 202, 1, f"python -S -P -m services.agent.memory.watchdog {arguments}")  # an earlier version's
     found = guard.check_watchdogs(guard.running_watchdogs(str(tmp_path)))
 
     assert found.level is Level.NOTE

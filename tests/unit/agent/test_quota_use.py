@@ -67,7 +67,7 @@ def test_after_a_raise_the_new_quota_counts_from_the_report_on(node, host):
     assert len(node.poll(31)) == 1
 
     container.quota_us = 20_000
-    node.containers.refresh(container.key)
+    node.containers.kernel.refresh(container.key)
     container.run(17_000, periods=0)
     assert node.poll(32) == []
     container.run(3_000, periods=0)
@@ -81,7 +81,7 @@ def test_a_lowered_quota_begins_anew(node, host):
     assert node.poll(31) == []
 
     container.quota_us = 10_000
-    node.containers.refresh(container.key)
+    node.containers.kernel.refresh(container.key)
     assert node.poll(32) == [], "20 ms were used of the 50 that there were"
     container.run(10_000, periods=0)
     assert len(node.poll(33)) == 1

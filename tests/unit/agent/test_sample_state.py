@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.containers import NEVER, SampleState
+from services.agent.containers.sample_state import NEVER, SampleState
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdef")), max_size=6))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services._host.cgroup_snapshot import UNLIMITED, ThrottleSnapshot
-from services.agent.containers import NOTHING_REPORTED
+from services.agent.containers.sample_state import NOTHING_REPORTED
 from services.agent.sampling.sampler import PeriodSample, in_progress, mark_reported, with_in_progress
 
 QUOTA_US = 20_000

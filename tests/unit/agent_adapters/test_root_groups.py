@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.agent.memory.watchdog_process import move_to_root_groups
+from services.agent.watchdog.process import move_to_root_groups
 
 
 def mounts(tmp_path: Path, *names: str) -> Path:

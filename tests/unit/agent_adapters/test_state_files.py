@@ -15,17 +15,10 @@ from services._runtime.settings_error import UnusableSettingsError
 from services.agent.cgroup.simulated import InMemoryReserveStore
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.memory.reserve_store import FileReserveStore
-from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve, ReserveStore, WatchdogReport
-from services.agent.state_files import (
-    FoundValues,
-    StateDirectory,
-    append_reports,
-    inode_of,
-    read_holder,
-    save_file,
-    take_report_lines,
-)
+from services.agent.state_files import FoundValues, StateDirectory, inode_of, read_holder, save_file
+from services.agent.watchdog.process import WatchdogOptions, WatchdogProcess
+from services.agent.watchdog.reports import append_reports, take_report_lines
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from services.agent.cgroup.simulated import NoWatchdog
-from services.agent.memory import watchdog as module
-from services.agent.memory import watchdog_group
 from services.agent.memory.reserve_store import FileReserveStore
-from services.agent.memory.watchdog import Options, Watchdog
-from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve
 from services.agent.state_files import FoundValues, StateDirectory, inode_of
+from services.agent.watchdog import group as watchdog_group
+from services.agent.watchdog import supervision as module
+from services.agent.watchdog.process import WatchdogOptions, WatchdogProcess
+from services.agent.watchdog.supervision import Options, Watchdog
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import (
     APP,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
 from services.allocator.app_metrics import NAMES, app_metrics, largest_apps
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.budget import StepTime
-from services.allocator.state.totals import TOTALS, AppUsage, PreviousSample
+from services.allocator.state.usage_totals import TOTALS, AppUsage, PreviousSample
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 from tests.support.lossy_cluster import owning
 

@@ -9,8 +9,8 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import DEFIED, AllocationCycle
-from services.allocator.state.budget import StepTime
 
 APP = "bank"
 SPEC = AppSpec(name=APP, cpu_limit=2.0, memory_limit=1 << 30)
@@ -97,9 +97,9 @@ class Owner:
             for update in (*outcome.updates, *fences):
                 agent = self.agents[update.node]
                 if agent.acknowledges:
-                    self.allocation.record_reply(agent.reply(update), update, self.time)
+                    self.allocation.replies.record(agent.reply(update), update, self.time.now_ns)
                 else:
-                    self.allocation.record_timeout(update)
+                    self.allocation.replies.record_timeout(update)
 
     def counted(self) -> tuple[int, int]:
         pools = self.allocation.pools()

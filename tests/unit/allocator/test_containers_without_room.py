@@ -55,7 +55,7 @@ class Application:
             self.shared.deliver_all(reclaim=True)
 
     def refusals(self):
-        return {container: reason for (_, container), reason in self.owner.refusals.items()}
+        return {container: reason for (_, container), reason in self.owner.refused.reasons.items()}
 
 
 def test_a_container_has_its_floor_before_any_owner_has_decided():

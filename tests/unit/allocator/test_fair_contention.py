@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.apps import AppSpec
-from services.allocator.columns import MARGIN_BYTES
+from services.allocator.arrays.limit_values import MARGIN_BYTES
 from tests.support.examples import examples
 from tests.support.lossy_cluster import PERIOD_NS
 from tests.support.shared_node import SharedNode

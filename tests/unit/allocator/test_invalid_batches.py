@@ -2,7 +2,7 @@
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
-from services.allocator.state.budget import StepTime
+from services.allocator.budget.step_context import StepTime
 from tests.support.lossy_cluster import owning
 
 

@@ -210,12 +210,12 @@ def test_the_reason_is_known_until_the_kernel_accepts_again():
     periods(shared, 5 * SECOND)
     owner = shared.owners["shop"]
     reason = "the kernel refuses more than 0.50 cores: the group above has 50000"
-    assert [owner.kernel_refusal(row, shared.now_ns) for row in (0, 1)] == [reason, ""]
+    assert [owner.kernel_refusals.of_row(row, shared.now_ns) for row in (0, 1)] == [reason, ""]
     first.parent_quota_us = 0
     shared.at_rest = {1}
     periods(shared, 31 * SECOND)
-    assert owner.kernel_refusal(0, shared.now_ns) == ""
-    assert owner.kernel_reasons == {}
+    assert owner.kernel_refusals.of_row(0, shared.now_ns) == ""
+    assert owner.kernel_refusals.reasons == {}
 
 
 def test_the_summary_names_three_containers_and_counts_the_others():

@@ -9,8 +9,9 @@ from schemas.cfs import CfsBatch
 from schemas.codec import decode, encode
 from schemas.oom import OomCause, OomKind
 from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
-from services.allocator.columns import NO_BOUND, Rows
-from services.allocator.state.budget import fit_to_nodes
+from services.allocator.arrays.limit_values import NO_BOUND
+from services.allocator.budget.node_headroom import fit_to_nodes
+from services.allocator.state.rows import Rows
 from tests.support.shared_node import SharedNode
 
 MIB, GIB = 1 << 20, 1 << 30

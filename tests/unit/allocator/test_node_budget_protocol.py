@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schemas.apps import AppSpec
 from services.agent.limits.accepted_updates import CpuBudget
 from services.agent.memory.node_budget import MemoryBudget
-from services.allocator.state.budget import committed_limits
+from services.allocator.budget.committed import committed_limits
 from tests.support.examples import examples
 from tests.support.lossy_cluster import floors
 from tests.support.shared_node import SharedNode

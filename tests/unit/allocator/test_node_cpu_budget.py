@@ -6,9 +6,10 @@ from pydantic import ValidationError
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from services.agent.limits.accepted_updates import CpuBudget
-from services.allocator.columns import NO_BOUND
-from services.allocator.state.budget import node_headrooms
-from services.allocator.state.cluster_state import ClusterState, NodeState
+from services.allocator.arrays.limit_values import NO_BOUND
+from services.allocator.budget.node_headroom import node_headrooms
+from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.node_state import NodeState
 from tests.support.shared_node import SharedNode
 
 GIB = 1 << 30

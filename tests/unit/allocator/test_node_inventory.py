@@ -7,8 +7,8 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle, Outcome
-from services.allocator.state.budget import StepTime
 
 APP = "shop"
 EPOCH = 7
@@ -96,7 +96,7 @@ class Taker:
                 reserve_update_seq=(fence.seq,) * len(fence.apps),
                 inventory_complete=complete,
             )
-            self.allocation.record_reply(reply, fence, self.step_time)
+            self.allocation.replies.record(reply, fence, self.step_time.now_ns)
 
     def raises(self, node: str) -> bool:
         """Whether a throttled container is given more, or a new one anything, within some periods."""
@@ -162,7 +162,7 @@ def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
         epoch=EPOCH,
         seq=fence.seq,
     )
-    taker.allocation.record_reply(reply, fence, taker.step_time)
+    taker.allocation.replies.record(reply, fence, taker.step_time.now_ns)
 
     assert "b" in taker.inventory.not_reported[APP]
 
@@ -185,7 +185,7 @@ def test_the_answer_of_a_dead_agent_says_nothing_although_it_is_still_registered
         reserve_used_bytes=(0,),
         reserve_update_seq=(0,),
     )
-    taker.allocation.record_reply(reply, fence, taker.step_time)
+    taker.allocation.replies.record(reply, fence, taker.step_time.now_ns)
 
     assert taker.inventory.not_reported == {APP: {"a", "b"}}
 
@@ -296,7 +296,7 @@ def test_a_node_that_claims_newer_epochs_again_and_again_is_believed_a_few_times
             [], dict.fromkeys(LimitReply.column_types, ()), node="b", incarnation=1, report_seq=epoch, epoch=epoch,
             seq=fence.seq, stale_apps=(APP,), stale_epochs=(epoch + 1,),
         )  # fmt: skip
-        taker.allocation.record_reply(claim, fence, taker.step_time)
+        taker.allocation.replies.record(claim, fence, taker.step_time.now_ns)
         lost += len(taker.allocation.drain_lost())
         taker.now_ns += SECOND_NS // 2
 

@@ -6,9 +6,9 @@ import pytest
 
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.queries import Explanation
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle, Outcome
 from services.allocator.explain import explanations
-from services.allocator.state.budget import StepTime
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 from tests.support.lossy_cluster import owning
 

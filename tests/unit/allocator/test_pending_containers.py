@@ -3,7 +3,7 @@
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.state.budget import StepTime
+from services.allocator.budget.step_context import StepTime
 from tests.support.lossy_cluster import owning
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def fenced(spec, rows):
     (fence,) = allocation.fences_due(StepTime(1, 1))
     empty = {name: [] for name in LimitReply.column_types}
     reply = LimitReply.build([], empty, node="n1", incarnation=1, report_seq=2, epoch=1, seq=fence.seq)
-    allocation.record_reply(reply, fence, StepTime(1, 1))
+    allocation.replies.record(reply, fence, 1)
     return allocation
 
 
@@ -67,7 +67,7 @@ def test_announced_containers_that_exist_already_with_limits_of_their_own_are_al
     allocation.step([batch(rows, report_seq=3)], StepTime(2, 2))
 
     assert allocation.cluster.rows.admitted.all()
-    assert allocation.refusals == {}
+    assert allocation.refused.reasons == {}
 
 
 def test_no_container_is_admitted_before_the_agent_has_acknowledged_the_epoch():

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.apps import AppSpec
-from services.allocator.state.cluster_state import GRACE_NS, STALE_NS, ClusterState, ReportFreshness
+from services.allocator.state import batch_ingestion
+from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.report_freshness import GRACE_NS, STALE_NS, ReportFreshness
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 
 SECOND_NS = 1_000_000_000
@@ -40,7 +42,7 @@ def test_a_clock_that_was_set_back_is_believed_after_a_while():
 
 
 def ingest(cluster, message, now_ns):
-    cluster.ingest([message], now_ns, START_NS + now_ns)
+    batch_ingestion.ingest(cluster, [message], now_ns, START_NS + now_ns)
 
 
 def usage(cluster):

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.allocator.columns import PAGE_BYTES, ReserveReport, Reserves
-from services.allocator.memory.reserves import ReserveView, plan
+from services.allocator.arrays.limit_values import PAGE_BYTES
+from services.allocator.memory.reserve_plan import ReserveView, plan
+from services.allocator.state.node_reserves import ReserveReport, Reserves
 from tests.support.lending_shop import SECOND_NS, Shop
 
 MIB = 1 << 20
@@ -242,4 +243,4 @@ def test_withdrawing_takes_the_reserves_back(shop):
     shop.carry_out(updates)
 
     assert shop.given_mib() == {"n1": 0, "n2": 0}
-    assert shop.allocation.epoch_of("shop") == 0
+    assert shop.allocation.owned.epoch_of("shop") == 0

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from schemas.apps import AppSpec
 from schemas.savings import Baseline
 from services._runtime.settings_error import SettingsError
+from services.allocator.budget.step_context import StepTime
 from services.allocator.cycle import AllocationCycle
+from services.allocator.savings import DAY_NS, INTEGRALS, KINDS, SUMS, Holding, Kind, SavingsSums
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.budget import StepTime
-from services.allocator.state.totals import COUNTS, DAY_NS, INTEGRALS, KINDS, SUMS, Holding, Kind, SavingsSums
+from services.allocator.state.usage_totals import COUNTS
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 from tests.support.lossy_cluster import owning
 

@@ -189,7 +189,7 @@ async def test_a_reply_counts_for_the_node_that_was_asked(pair, named, lost):
         return LimitReply.build([], columns, node=named, incarnation=1, report_seq=1, epoch=1, seq=7)
 
     await pair.bus.serve(LIMIT_UPDATES.subject("tb", node="n1"), reply)
-    owner._allocation.record_reply = lambda reply, *_: recorded.append(reply.node)
+    owner._allocation.replies.record = lambda reply, *_: recorded.append(reply.node)
     owner._sender.send((order,))
     await until(lambda: recorded or owner._sender.lost, what="the reply")
 
@@ -261,7 +261,7 @@ async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
         lambda: (
             any(
                 app in allocator._membership.held
-                and allocator._allocation.epoch_of(app) == allocator._membership.held[app]
+                and allocator._allocation.owned.epoch_of(app) == allocator._membership.held[app]
                 for allocator in pair.allocators
             )
             and app in owner._allocation.cluster.specs
@@ -274,12 +274,12 @@ async def test_an_epoch_that_agents_refuse_is_outdone(pair):
     """The application is ours, so the store must have forgotten what agents remember."""
     owner = pair.allocators[0]
     app, epoch = next(iter(pair.held[0].items()))
-    owner._allocation.leases.lost[app] = epoch + 3_600_000
+    owner._allocation.owned.lose(app, epoch + 3_600_000)
 
     owner._after_replies()
 
     await until(lambda: owner._membership.held.get(app, 0) > epoch + 3_600_000, what="far ahead")
-    await until(lambda: owner._allocation.epoch_of(app) == owner._membership.held[app], what="decided for")
+    await until(lambda: owner._allocation.owned.epoch_of(app) == owner._membership.held[app], what="decided for")
 
 
 async def test_a_quarantined_node_keeps_its_share_and_is_named(pair, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.apps import AppSpec
-from services.allocator.state.admission import Admission, Capacity, PendingContainer, Shortage, admit
+from services.allocator.budget.admission import Admission, Capacity, PendingContainer, Shortage, admit
 
 MIB = 1 << 20
 SPEC = AppSpec(name="shop", cpu_limit=4, memory_limit=1000 * MIB, sigma=0.2)

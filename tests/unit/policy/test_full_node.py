@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.sampling.sampler import UNKNOWN_IDLE, NodeLoad
-from services.allocator.cpu.pipeline import FULL_IDLE_PERCENT, apply_dead_band
+from services.allocator.cpu.dead_band import FULL_IDLE_PERCENT, apply_dead_band
+from services.allocator.state.batch_ingestion import ingest
 from services.allocator.state.cluster_state import ClusterState
 from tests.support.cfs_batches import PERIOD_NS, batch
 from tests.support.fake_host import FakeHost
@@ -76,7 +77,7 @@ def test_the_newest_report_of_a_node_counts() -> None:
     cluster = ClusterState()
     for tick, percent in enumerate((50, 3)):
         made = batch(tick, node_idle_percent=percent)
-        cluster.ingest([made], tick * PERIOD_NS, made.time_ns)
+        ingest(cluster, [made], tick * PERIOD_NS, made.time_ns)
 
     assert [state.idle_percent for state in cluster.nodes] == [3]
 

@@ -9,14 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.reasons import Reason
-from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, Ints
-from services.allocator.memory.policy import (
-    CACHE_STEP_BYTES,
-    GREW_STEPS,
-    MemoryState,
-    MemoryView,
-    urgent_reclaim,
-)
+from services.allocator.arrays.array_types import Ints
+from services.allocator.arrays.limit_values import MARGIN_BYTES, PAGE_BYTES
+from services.allocator.memory.policy import CACHE_STEP_BYTES, GREW_STEPS, MemoryState, MemoryView, urgent_reclaim
 from tests.support.examples import examples
 from tests.support.memory_policy import decide_memory
 

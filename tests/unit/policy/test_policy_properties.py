@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.reasons import Reason
-from services.allocator.cpu.pipeline import CUT_SHARE, CUT_US, RAISE_SHARE
+from services.allocator.cpu.dead_band import CUT_SHARE, CUT_US, RAISE_SHARE
 from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant, decide
 from tests.support.examples import examples
 from tests.support.policy_situations import Situation, situations

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.allocator.columns import scale_to_fit, weighted_max_min
+from services.allocator.arrays.max_min_fairness import weighted_max_min
+from services.allocator.arrays.proportional_share import scale_to_fit
 
 demands = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300_000), st.integers(1, 100_000)), max_size=30)
 rooms = st.lists(st.integers(-1000, 2_000_000), min_size=4, max_size=4)

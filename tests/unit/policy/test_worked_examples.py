@@ -11,7 +11,7 @@ from schemas.reasons import Reason
 from services.allocator.cpu import escra as policy_escra
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.cpu.escra import EscraState
-from services.allocator.cpu.pipeline import CpuParameters, CpuView
+from services.allocator.cpu.policy_interface import CpuParameters, CpuView
 from services.allocator.cpu.waterfill import (
     GRACE_PERIODS,
     HEADROOM_SHARE,

@@ -27,8 +27,9 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.allocator.columns import Bools, Floats, Ints, SlotArrays
-from services.allocator.cpu.pipeline import CpuTargets, CpuView
+from services.allocator.arrays.array_types import Bools, Floats, Ints
+from services.allocator.arrays.slot_arrays import SlotArrays
+from services.allocator.cpu.policy_interface import CpuTargets, CpuView
 from tests.bench.escra.peers.fitting import fit_cpu
 from tests.bench.escra.profile import ContainerProfile
 

@@ -18,14 +18,17 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.oom import MemoryReply, MemoryRequest
-from services.allocator.columns import BoolArray, IntArray, Reasons
+from services.allocator.arrays.array_types import BoolArray, IntArray
+from services.allocator.arrays.reasons import Reasons
+from services.allocator.budget.step_budget import StepBudget
+from services.allocator.budget.step_context import StepContext, StepTime
 from services.allocator.cpu import waterfill as policy_waterfill
-from services.allocator.cpu.pipeline import CpuPipeline, budget_us, cpu_view
+from services.allocator.cpu.pipeline import CpuPipeline, capacity_us, cpu_view
 from services.allocator.cycle import AllocationCycle, Outcome, Send, keep
-from services.allocator.memory.policy import MemoryPipeline, budget_bytes, memory_view
+from services.allocator.memory.pipeline import MemoryPipeline, capacity_bytes, memory_view
 from services.allocator.state.app_parameters import AppTable
-from services.allocator.state.budget import StepContext, StepTime
 from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.rows import Rows
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
 from tests.bench.escra.peers.starting import profile_of
@@ -116,15 +119,17 @@ class ExchangedCpu(CpuPipeline):
         super().follow(slot_capacity, released)
         self._policies.follow(slot_capacity, released)
 
-    def targets(self, context: StepContext, decidable: BoolArray, reasons: Reasons) -> IntArray:
+    def targets(
+        self, rows: Rows, context: StepContext, budget: StepBudget, decidable: BoolArray, reasons: Reasons
+    ) -> IntArray:
         """As the product's, by the chosen policy."""
-        index, rules, rows = np.flatnonzero(decidable), self._policies.rules, context.cluster.rows
+        index, rules = np.flatnonzero(decidable), self._policies.rules
         self._policies.start(index)
         if rules is None:
-            return super().targets(context, decidable, reasons)
+            return super().targets(rows, context, budget, decidable, reasons)
         targets = rows.quota_ordered_us.copy()
         if len(index):
-            view = cpu_view(context, index, budget_us(context, decidable))
+            view = cpu_view(rows, context, budget, index, capacity_us(rows, budget, decidable))
             result = rules[0].decide(view, rows.slot[index])
             targets[index] = result.target_us
             reasons.copy_from(index, result)
@@ -138,14 +143,16 @@ class ExchangedMemory(MemoryPipeline):
         super().__init__()
         self._policies = policies
 
-    def targets(self, context: StepContext, decidable: BoolArray, reasons: Reasons) -> IntArray:
+    def targets(
+        self, rows: Rows, context: StepContext, budget: StepBudget, decidable: BoolArray, reasons: Reasons
+    ) -> IntArray:
         """As the product's, by the chosen policy."""
-        index, rules, rows = np.flatnonzero(decidable), self._policies.rules, context.cluster.rows
+        index, rules = np.flatnonzero(decidable), self._policies.rules
         if rules is None:
-            return super().targets(context, decidable, reasons)
+            return super().targets(rows, context, budget, decidable, reasons)
         targets = rows.limit_ordered_bytes.copy()
         if len(index):
-            view = memory_view(context, index, budget_bytes(context, decidable))
+            view = memory_view(rows, context, budget, index, capacity_bytes(rows, budget, decidable))
             result = rules[1].decide(MemorySample(view, rows.oom_kills[index]), rows.slot[index])
             targets[index] = result.target_bytes
             reasons.copy_from(index, result)
@@ -197,7 +204,7 @@ class ExchangedAllocation(AllocationCycle):
 
     def request_memory(self, request: MemoryRequest, time: StepTime) -> tuple[MemoryReply, Outcome]:
         """As the product's; a peer grants nothing."""
-        if self.exchanged.guards_memory or not (epoch := self.epoch_of(request.app)):
+        if self.exchanged.guards_memory or not (epoch := self.owned.epoch_of(request.app)):
             return super().request_memory(request, time)
         refusal = f"policy {self.exchanged.spec.name if self.exchanged.spec else '?'} grants no memory on request"
         reply = MemoryReply(app=request.app, epoch=epoch, granted_bytes=0, reclaiming_bytes=0, denial=refusal)

@@ -12,8 +12,11 @@ from typing import Final
 import numpy as np
 
 from schemas.reasons import Reason
-from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, Bools, Floats, Ints, per_app, scale_to_fit
-from services.allocator.cpu.pipeline import CpuTargets, CpuView
+from services.allocator.arrays.array_types import Bools, Floats, Ints
+from services.allocator.arrays.grouping import per_app
+from services.allocator.arrays.limit_values import MARGIN_BYTES, PAGE_BYTES
+from services.allocator.arrays.proportional_share import scale_to_fit
+from services.allocator.cpu.policy_interface import CpuTargets, CpuView
 from services.allocator.memory.policy import MemoryTargets, MemoryView
 
 NO_WISH: Final = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.allocator.columns import Floats, Ints
+from services.allocator.arrays.array_types import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

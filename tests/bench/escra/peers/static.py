@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from services.allocator.columns import Floats, Ints, SlotArrays
-from services.allocator.cpu.pipeline import CpuTargets, CpuView
+from services.allocator.arrays.array_types import Floats, Ints
+from services.allocator.arrays.slot_arrays import SlotArrays
+from services.allocator.cpu.policy_interface import CpuTargets, CpuView
 from services.allocator.memory.policy import MemoryTargets
 from tests.bench.escra.peers.fitting import MemorySample, fit_cpu, fit_memory
 from tests.bench.escra.profile import ContainerProfile

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.columns import Floats
+from services.allocator.arrays.array_types import Floats
 from tests.bench.escra.peers.autopilot import (
     CENSORED,
     CPU_GRID_US,

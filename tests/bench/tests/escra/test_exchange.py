@@ -8,9 +8,9 @@ import pytest
 
 from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
-from services.allocator.cpu import pipeline as damping
+from services.allocator.budget.step_context import StepTime
+from services.allocator.cpu import dead_band
 from services.allocator.cpu import waterfill as policy_waterfill
-from services.allocator.state.budget import StepTime
 from tests.bench.escra import peer_allocator
 from tests.bench.escra.peers.exchange import NO_PROFILE, ExchangedAllocation
 from tests.bench.escra.peers.rules import rules_for
@@ -98,9 +98,9 @@ def test_static_limits_are_in_the_kernel_after_a_few_periods_and_stay() -> None:
 
 def test_switching_starts_all_estimates_anew_and_puts_constants_back() -> None:
     cluster = cluster_of_four(8.0)
-    before = policy_waterfill.HEADROOM_US, damping.CUT_SHARE
+    before = policy_waterfill.HEADROOM_US, dead_band.CUT_SHARE
     cluster.allocation.choose(parse("waterfill:HEADROOM_US=10000,CUT_SHARE=0.2,delta=30,kappa=0.5"))
-    assert (policy_waterfill.HEADROOM_US, damping.CUT_SHARE) == (10_000, 0.2)
+    assert (policy_waterfill.HEADROOM_US, dead_band.CUT_SHARE) == (10_000, 0.2)
     assert isinstance(policy_waterfill.HEADROOM_US, int)
     assert cluster.allocation.table.delta_bytes.tolist() == [30 * MIB]
     assert cluster.allocation.table.kappa.tolist() == [0.5]
@@ -108,7 +108,7 @@ def test_switching_starts_all_estimates_anew_and_puts_constants_back() -> None:
         cluster.period([[(40_000, 50 * MIB)] * 2] * 2)
     assert cluster.allocation.exchanged.cpu.waterfill.state.seen.any()
     cluster.allocation.choose(parse("captain-0.1"), profile_of_two())
-    assert before == (policy_waterfill.HEADROOM_US, damping.CUT_SHARE)
+    assert before == (policy_waterfill.HEADROOM_US, dead_band.CUT_SHARE)
     assert not cluster.allocation.exchanged.cpu.waterfill.state.seen.any()
     assert cluster.allocation.table.delta_bytes.tolist() == [50 * MIB]
 

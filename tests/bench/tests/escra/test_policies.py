@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.allocator.cpu import pipeline as damping
+from services.allocator.cpu import dead_band
 from services.allocator.cpu import waterfill as policy_waterfill
 from tests.bench.escra.policies import POLICIES, constant_names, module_of, parse
 
@@ -21,7 +21,7 @@ def test_a_variant_names_constants_of_the_policy_and_parameters_of_the_applicati
     assert (spec.family, spec.name) == ("waterfill", "waterfill:HEADROOM_US=10000,CUT_SHARE=0.1,delta=30")
     assert dict(spec.constants) == {"HEADROOM_US": 10_000, "CUT_SHARE": 0.1, "delta": 30}
     assert module_of("waterfill", "HEADROOM_US") is policy_waterfill
-    assert module_of("waterfill", "CUT_SHARE") is damping
+    assert module_of("waterfill", "CUT_SHARE") is dead_band
     assert module_of("escra", "kappa") is None
     assert parse("escra") is POLICIES["escra"]
 

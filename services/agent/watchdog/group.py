@@ -1,4 +1,4 @@
-"""One group's memory as the watchdog (`services.agent.memory.watchdog`) reads and writes it. Standard library only."""
+"""One group's memory as the watchdog (`watchdog.supervision`) reads and writes it. Standard library only."""
 
 from __future__ import annotations
 

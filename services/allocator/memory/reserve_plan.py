@@ -1,6 +1,6 @@
 """Plan of the node reserves (design 4.4): what agents may grant without a round trip.
 
-The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers.
+The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,15 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.columns import PAGE_BYTES, BoolArray, IntArray, Reserves, per_app, scale_to_fit
-from services.allocator.state.budget import StepContext, claims
+from services.allocator.arrays.array_types import BoolArray, IntArray
+from services.allocator.arrays.grouping import per_app
+from services.allocator.arrays.limit_values import PAGE_BYTES
+from services.allocator.arrays.proportional_share import scale_to_fit
+from services.allocator.budget.fair_share import claims, guaranteed_limits
+from services.allocator.budget.step_budget import StepBudget
+from services.allocator.budget.step_context import StepContext
+from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.node_reserves import Reserves
 
 STEP_BYTES: Final = 4 << 20
 """A reserve that differs from its target by less than this, or by less than a quarter, is left unchanged."""
@@ -118,17 +125,22 @@ class ReservePlanner:
         self._planned: IntArray = np.zeros(0, dtype=np.int64)
         self._plan_again_ns = 0
 
-    def plan_due(self, context: StepContext) -> tuple[IntArray, IntArray] | None:
+    def plan_due(
+        self, cluster: ClusterState, context: StepContext, budget: StepBudget
+    ) -> tuple[IntArray, IntArray] | None:
         """`plan`: grants that bring reserves to what the applications can spare; None: no new plan is due."""
-        if not context.cluster.reserves.in_use.any() or not self._is_due(context):
+        if not cluster.reserves.in_use.any() or not self._is_due(cluster.reserves, context, budget):
             return None
-        return plan(context.cluster.reserves, reserve_view(context))
+        return plan(cluster.reserves, reserve_view(cluster, context, budget))
 
-    def _is_due(self, context: StepContext) -> bool:
+    def _is_due(self, node_reserves: Reserves, context: StepContext, budget: StepBudget) -> bool:
         """Whether a plan may differ from the previous one: sums changed, a request is pending, or REPLAN_NS passed."""
-        node_reserves, now_ns = context.cluster.reserves, context.time.now_ns
-        reserved, pending = context.holdings.pools.reserved_bytes, context.pending.limit_bytes
-        sums: IntArray = np.concatenate((context.free_bytes, reserved, pending, context.eligible))
+        now_ns, reserved, pending = (
+            context.time.now_ns,
+            budget.committed.pools.reserved_bytes,
+            budget.pending.limit_bytes,
+        )
+        sums: IntArray = np.concatenate((budget.free_bytes, reserved, pending, context.eligible))
         same = np.array_equal(sums, self._planned) and now_ns < self._plan_again_ns
         settled = same and node_reserves.acked[node_reserves.in_use].all()
         if settled and not node_reserves.pending_requests(now_ns).any():
@@ -137,97 +149,23 @@ class ReservePlanner:
         return True
 
 
-def reserve_view(context: StepContext) -> ReserveView:
+def reserve_view(cluster: ClusterState, context: StepContext, budget: StepBudget) -> ReserveView:
     """The inputs of a plan."""
-    rows, table, node_reserves = context.cluster.rows, context.table, context.cluster.reserves
-    count, pools = len(node_reserves.app), context.holdings.pools
+    rows, table, node_reserves, committed = cluster.rows, context.table, cluster.reserves, budget.committed
+    count, pools = len(node_reserves.app), committed.pools
     shares = rows.admitted & table.known[rows.app] & ~table.observe_only[rows.app]
     unfenced = np.bincount(rows.reserve, ~rows.fenced, count) > 0
-    claimed = claims(context.guaranteed_bytes, context.holdings.limit_bytes) * shares
+    guaranteed = guaranteed_limits(rows, budget.share_bytes, committed.limit_bytes)
+    claimed = claims(guaranteed, committed.limit_bytes) * shares
     return ReserveView(
-        pool_bytes=context.free_bytes + pools.reserved_bytes,
-        free_bytes=context.free_bytes,
-        pending_bytes=context.pending.limit_bytes,
+        pool_bytes=budget.free_bytes + pools.reserved_bytes,
+        free_bytes=budget.free_bytes,
+        pending_bytes=budget.pending.limit_bytes,
         withheld_bytes=table.withheld_bytes,
         guaranteed_bytes=np.bincount(rows.reserve, claimed, count).astype(np.int64),
-        share_bytes=context.share_bytes[node_reserves.app],
+        share_bytes=budget.share_bytes[node_reserves.app],
         weight=np.bincount(rows.reserve, shares, count).astype(np.int64),
         reachable=context.eligible[node_reserves.app] & ~unfenced & context.node_seen[node_reserves.node],
-        node_headroom_bytes=context.node_headroom,
+        node_headroom_bytes=budget.node_headroom_bytes,
         now_ns=context.time.now_ns,
-    )
-
-
-@dataclass(slots=True)
-class MemoryRequester:
-    """The container that a memory request is for."""
-
-    rows: list[int]
-    """Its own; none if it is not known."""
-    exempt: list[int]
-    """Rows whose limits are not decreased for it: its own, if known."""
-    within_bytes: int
-    """Bytes below its fair share; an unknown container counts as having nothing."""
-    floor_bytes: IntArray
-    """Per row: no limit is decreased below it for this request."""
-    remark: str = ""
-    """Sentence for a refusal, where it is above its share."""
-
-
-def requester(context: StepContext, found: list[int | None], app: int) -> MemoryRequester:
-    """The requesting container, in rows ``found``, and what its fair share allows."""
-    rows, share_bytes = context.cluster.rows, int(context.share_bytes[app])
-    own = [row for row in found if row is not None]
-    exempt = list(own)
-    limit_bytes = int(context.holdings.limit_bytes[own].sum())
-    if limit_bytes < share_bytes:
-        return MemoryRequester(own, exempt, share_bytes - limit_bytes, np.zeros(rows.count, dtype=np.int64))
-    guaranteed, others = context.guaranteed_bytes, (rows.app == app) & rows.admitted
-    others[exempt] = False
-    claimed_bytes = int(claims(guaranteed, context.holdings.limit_bytes)[others].sum())
-    return MemoryRequester(own, exempt, 0, guaranteed, explain_above_share(limit_bytes, share_bytes, claimed_bytes))
-
-
-def reclaim_in_flight(context: StepContext, app: int, group: int, node: int | None = None) -> int:
-    """Bytes being reclaimed: decreased limits and reserves whose acknowledgement is outstanding.
-
-    ``group``, the slot that requests them, does not count itself. With ``node`` only of that node.
-    """
-    rows, node_reserves = context.cluster.rows, context.cluster.reserves
-    mine = (rows.app == app) & rows.admitted & ~rows.acked & ((node is None) | (rows.node == node))
-    mine &= rows.limit_ordered_bytes >= 0  # not those that the kernel keeps without any limit
-    cuts = np.maximum(context.holdings.limit_bytes - rows.limit_ordered_bytes, 0)[mine]
-    lowered = node_reserves.in_use & ~node_reserves.acked & (node_reserves.app == app)
-    lowered &= (node is None) | (node_reserves.node == node)
-    lowered[group] = False
-    returned = np.maximum(node_reserves.granted_total_bytes - node_reserves.inflight_bytes, 0)[lowered]
-    return int(cuts.sum()) + int(returned.sum())
-
-
-def explain_exhausted(context: StepContext, app: int) -> str:
-    """Why a memory request is refused: the application's memory is in use."""
-    name, pools = context.cluster.apps[app], context.holdings.pools
-    limit_bytes = int(context.table.memory_limit_bytes[app])
-    reserved = int(pools.reserved_bytes[app])
-    return (
-        f"{name} may use {limit_bytes >> 20} MiB: its {int(pools.containers[app])} containers hold "
-        f"{(int(pools.limit_committed_bytes[app]) - reserved) >> 20} MiB and use it, {reserved >> 20} MiB are reserves"
-    )
-
-
-def explain_above_share(limit_bytes: int, share_bytes: int, claimed_bytes: int) -> str:
-    """Addition for a container above its fair share; empty where others have no claims."""
-    if claimed_bytes < 1 << 20:
-        return ""
-    return (
-        f"; it has {limit_bytes >> 20} MiB, its fair share is {share_bytes >> 20} MiB: "
-        f"{claimed_bytes >> 20} MiB are kept for containers below theirs that ask, too"
-    )
-
-
-def node_is_full(node: str, room_bytes: int, wanted_bytes: int) -> str:
-    """Why a memory request is refused."""
-    return (
-        f"node {node} has {room_bytes / (1 << 20):.1f} MiB left for memory limits and reserves, "
-        f"{wanted_bytes / (1 << 20):.1f} MiB are missing, and the application's containers there have no slack"
     )

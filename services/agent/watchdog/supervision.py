@@ -1,4 +1,4 @@
-"""The watchdog: a process that controls memory while the agent does not run. Started by the agent, outlives it.
+"""What the watchdog does: it controls memory while the agent does not run. Started by the agent, outlives it.
 
 It reads a byte per period from its standard input. When that ends (the agent has died) or is silent (it is stopped),
 it supervises the containers under OOM control, which it knows from the state directory. Each is granted free memory at
@@ -24,13 +24,9 @@ from typing import Any, Final, NamedTuple
 from services._runtime.file_lock import is_locked
 from services.agent.memory.growth import LEAST_POLL_S, MOST_POLL_S, PAGE_BYTES, FreeMemory, initial_grants, next_poll_s
 from services.agent.memory.reserve_file import ReserveFile, take_out
-from services.agent.memory.watchdog_group import Group, Memory
-from services.agent.state_files import (
-    Loaded,
-    StateDirectory,
-    append_reports,
-    read_holder,
-)
+from services.agent.state_files import Loaded, StateDirectory, read_holder
+from services.agent.watchdog.group import Group, Memory
+from services.agent.watchdog.reports import append_reports
 
 BUSY_SHARE: Final = 3
 """Where many containers are read, at least this many times what that takes lies between two passes."""
@@ -298,7 +294,7 @@ class Watchdog:
 def main(arguments: list[str]) -> None:
     """Run with: state directory of the managed root, its lock, the agent's pid, OOM wait and heartbeat timeouts (s).
 
-    Started with the signals that end it blocked (`services.agent.memory.watchdog_process`), all but SIGKILL.
+    Started with the signals that end it blocked (`services.agent.watchdog.process`), all but SIGKILL.
     """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-900", encoding="ascii")

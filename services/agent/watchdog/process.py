@@ -15,16 +15,19 @@ from typing import Any, Final
 from services._runtime.child_process import start_bare, wait_or_kill
 from services._runtime.telemetry.logging import get_logger
 from services.agent.ports import WatchdogReport
-from services.agent.state_files import StateDirectory, read_report_lines, take_report_lines
+from services.agent.state_files import StateDirectory
+from services.agent.watchdog.reports import read_report_lines, take_report_lines
 
 HEARTBEAT: Final = b"."
 BYE: Final = b"q"
-MODULE: Final = "services.agent.memory.watchdog"
+MODULE: Final = "services.agent.watchdog.supervision"
 COMMAND_LINE: Final = re.compile(
-    r"services[./]agent[./](memory[./])?watchdog(\.py)? (?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
+    r"services[./]agent[./](memory[./])?watchdog([./]supervision)?(\.py)? "
+    r"(?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
 )
 """Its arguments, joined by spaces: directory of the managed root, lock, agent's pid, `WatchdogOptions.seconds`.
-An earlier version's watchdog, which was `services.agent.watchdog`, matches too: it outlives an upgrade."""
+Those of earlier versions, `services.agent.memory.watchdog` and `services.agent.watchdog`, match too: a watchdog
+outlives an upgrade."""
 _BLOCKED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_S: Final = 1.0
 _END_S: Final = 1.0

@@ -8,7 +8,8 @@ the application's limit nothing is raised, and others' slack is cut until the su
 from anybody: by as much as floors exceed what others do not use, the sum stays above the limit, and people are told.
 
 A full application has no capacity for a container that is about to be admitted until others were decreased, which takes
-a step and its acknowledgement. So what pending and announced containers need is taken out of the others' budget first.
+a step and its acknowledgement. So what pending and announced containers need is taken out of the others' budget first
+(`budget.pending_capacity`). Pure.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.reasons import Reason
-from services.allocator.columns import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, UNLIMITED, BoolArray, IntArray, Reasons, Rows
-from services.allocator.state.budget import StepContext, counted_bytes
+from services.allocator.arrays.array_types import BoolArray, IntArray
+from services.allocator.arrays.limit_values import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, UNLIMITED
+from services.allocator.arrays.reasons import Reasons
+from services.allocator.budget.node_headroom import counted_bytes
+from services.allocator.budget.step_budget import StepBudget
+from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.rows import Rows
 
 INITIAL_LIMIT_SHARE = 4
 """An initial limit takes at most this part (1/n) of its node's headroom, unless usage needs more."""
@@ -172,13 +178,13 @@ class Admitted:
     pending: PendingContainer
 
 
-def admit_pending(context: StepContext, ready: IntArray) -> list[Admitted]:
+def admit_pending(cluster: ClusterState, budget: StepBudget, ready: IntArray) -> list[Admitted]:
     """Initial limits for the rows ``ready``; what each takes, the next have not.
 
     Rows among them that have their floor of a resource already are tried again: only that resource's limit changes.
     """
-    rows = context.cluster.rows
-    left = _Left.of(context, ready)
+    rows = cluster.rows
+    left = _Left.of(cluster, budget, ready)
     admitted: list[Admitted] = []
     # Observed containers that have limits keep them, so those without share what these leave.
     last = rows.observe_only[ready] & ((rows.quota_us[ready] < 0) | (rows.limit_bytes[ready] < 0))
@@ -237,7 +243,8 @@ def apply_admissions(rows: Rows, admitted: list[Admitted], reasons: tuple[Reason
 class _Left:
     """Free capacity while containers are admitted one after the other."""
 
-    context: StepContext
+    cluster: ClusterState
+    budget: StepBudget
     admitted: BoolArray
     """N: the rows' column, but for those that are not dealt with yet."""
     free_us: IntArray
@@ -247,39 +254,39 @@ class _Left:
     """N: what each row counts for on its node."""
 
     @classmethod
-    def of(cls, context: StepContext, ready: IntArray) -> _Left:
+    def of(cls, cluster: ClusterState, budget: StepBudget, ready: IntArray) -> _Left:
         """Before the first of the rows ``ready``."""
-        rows = context.cluster.rows
-        headroom, counted = context.node_headroom.copy(), counted_bytes(rows)
+        rows = cluster.rows
+        headroom, counted = budget.node_headroom_bytes.copy(), counted_bytes(rows)
         admitted = rows.admitted.copy()
         admitted[ready] = False
-        return cls(context, admitted, context.free_us, context.free_bytes, headroom, counted)
+        return cls(cluster, budget, admitted, budget.free_us, budget.free_bytes, headroom, counted)
 
     def joined(self, row: int) -> int:
         """Admitted containers of the row's application."""
-        app = self.context.cluster.rows.app
+        app = self.cluster.rows.app
         return int(np.count_nonzero(self.admitted & (app == app[row])))
 
     def take(self, row: int, limits: Admission) -> None:
         """Admit a row with these limits."""
-        rows, holdings = self.context.cluster.rows, self.context.holdings
+        rows, committed = self.cluster.rows, self.budget.committed
         app, node = rows.app[row], rows.node[row]
         self.admitted[row] = True
-        self.free_us[app] -= max(limits.quota_us - int(holdings.quota_us[row]), 0)
-        self.free_bytes[app] -= max(limits.limit_bytes - int(holdings.limit_bytes[row]), 0)
+        self.free_us[app] -= max(limits.quota_us - int(committed.quota_us[row]), 0)
+        self.free_bytes[app] -= max(limits.limit_bytes - int(committed.limit_bytes[row]), 0)
         more = max(limits.limit_bytes - int(self.counted[row]), 0)
         self.headroom[node] -= min(more, int(self.headroom[node]))
 
     def capacity(self, row: int) -> Capacity:
         """Free capacity for a row."""
-        rows, table, holdings = self.context.cluster.rows, self.context.table, self.context.holdings
+        rows, table, committed = self.cluster.rows, self.budget.table, self.budget.committed
         app, node = int(rows.app[row]), int(rows.node[row])
         others = max(int(table.announced[app]) - self.joined(row) - 1, 0)
         competing = ~self.admitted & (rows.app == app)
         competing[row] = False
         # Reserve the shares of announced containers, and floors of the next ones, minus the limits that they have.
         enforced = not table.observe_only[app]
-        held_us, held_bytes = holdings.quota_us[competing], holdings.limit_bytes[competing]
+        held_us, held_bytes = committed.quota_us[competing], committed.limit_bytes[competing]
         least_bytes = np.maximum(rows.memory_usage_bytes[competing] + MARGIN_BYTES, table.floor_memory_bytes[app])
         kept_us = max(
             others * int(table.initial_quota_us[app]) - int(held_us.sum()),
@@ -292,9 +299,9 @@ class _Left:
         headroom, counted = int(self.headroom[node]), int(self.counted[row])
         return Capacity(
             int(table.cpu_limit_us[app]),
-            int(self.free_us[app] + holdings.quota_us[row]) - kept_us,
+            int(self.free_us[app] + committed.quota_us[row]) - kept_us,
             int(table.memory_limit_bytes[app]),
-            int(self.free_bytes[app] + holdings.limit_bytes[row]) - kept_bytes,
+            int(self.free_bytes[app] + committed.limit_bytes[row]) - kept_bytes,
             int(table.delta_bytes[app]),
             headroom + counted,
             headroom // INITIAL_LIMIT_SHARE + counted,
@@ -302,7 +309,7 @@ class _Left:
 
     def container(self, row: int) -> PendingContainer:
         """What is known of a pending container; its shares count all containers, admitted or announced."""
-        cluster, table = self.context.cluster, self.context.table
+        cluster, table = self.cluster, self.budget.table
         rows, app = cluster.rows, int(cluster.rows.app[row])
         spec = cluster.specs[cluster.apps[app]]
         count = max(int(np.count_nonzero(rows.app == app)), int(table.announced[app]))

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from services.allocator.columns import Report, Rows, ack, record_updates
-from services.allocator.state.budget import committed_limits, reserve
+from services.allocator.budget.assignment import assign
+from services.allocator.budget.committed import committed_limits
+from services.allocator.state.acknowledgement import Report, ack, record_updates
+from services.allocator.state.rows import Rows
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_container_whose_first_order_arrived_though_its_reply_was_lost_is_counte
 def test_target_below_the_ordered_value_but_above_the_committed_one_needs_capacity(rows):
     """After lost replies the kernel may hold less than was ordered: going down to the wish is a raise there."""
     rows.quota_ordered_us[0], rows.quota_us[0] = 50_000, 10_000
-    result = reserve(rows.app, rows.quota_ordered_us, ints(45_000, 30_000), ints(5_000), committed_us(rows))
+    result = assign(rows.app, rows.quota_ordered_us, ints(45_000, 30_000), ints(5_000), committed_us(rows))
 
     assert result.ordered.tolist() == [15_000, 30_000]
     assert result.deferred.tolist() == [45_000, 0]
@@ -102,7 +104,7 @@ def test_target_below_the_ordered_value_but_above_the_committed_one_needs_capaci
 
 def test_raises_share_scarce_room_in_proportion(rows):
     """Asked: 20 and 60 ms; free: 20 ms: 5 and 15 ms are granted."""
-    result = reserve(rows.app, rows.quota_ordered_us, ints(60_000, 90_000), ints(20_000), committed_us(rows))
+    result = assign(rows.app, rows.quota_ordered_us, ints(60_000, 90_000), ints(20_000), committed_us(rows))
 
     assert result.ordered.tolist() == [45_000, 45_000]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, RECLAIM_BYTES
+from services.allocator.arrays.limit_values import MARGIN_BYTES, PAGE_BYTES, RECLAIM_BYTES
+from services.allocator.budget.fair_share import GREW_BYTES, fair_shares, guaranteed, within_share
 from services.allocator.memory.policy import MemoryState, MemoryView
-from services.allocator.state.budget import GREW_BYTES, fair_shares, guaranteed, within_share
 from tests.support.examples import examples
 from tests.support.lending_shop import MIB, Shop
 from tests.support.memory_policy import decide_memory

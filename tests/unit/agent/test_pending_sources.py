@@ -9,7 +9,7 @@ import pytest
 from schemas.containers import ContainerChange, ContainerSource
 from schemas.streams import NODES
 from services._host.cgroup_snapshot import Counters
-from services.agent.containers import Inventory
+from services.agent.containers.pending_sources import Inventory
 from services.agent.node import NodeOptions
 from services.agent.ports import SourceAnswered
 from tests.support.agent_node import Node

@@ -1,7 +1,6 @@
-"""Running totals of each owned application, since this replica acquired it, and per UTC day. Pure.
+"""Savings: what is held beside what would be held without Turnbuckle, by application and UTC day. Pure.
 
-Usage (`AppUsage`) adds up the containers' samples. Savings (`SavingsSums`) are integrals over time of what is held
-beside what would be held without Turnbuckle:
+Integrals over time:
 
     baseline = sum of the limits that the containers came with, or the application's limit where one came without
     held     = sum of the limits that are committed, or decided in mode `observe`; of memory also what is withheld for
@@ -23,116 +22,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from itertools import product
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from schemas.apps import PERIOD_US, Mode
-from schemas.cfs import SampleFlag
 from schemas.savings import Baseline, Savings, SavingsPart
-from services.allocator.columns import NO_BOUND, AppIndex, Bools, Floats, IntArray, Ints
-
-ArrayT = TypeVar("ArrayT", bound="np.ndarray[Any, Any]")
-
-MAX_GAP_PERIODS: Final = 100
-"""A longer gap is an agent that was away, or a clock that was set."""
-TOTALS: Final = (
-    *("periods", "throttled_periods", "used_us", "unused_us", "throttled_us", "oom_kills"),
-    *("excess_periods", "excess_us"),
-)
-"""The last two: usage above quotas that were decided and not written, and the periods that had any."""
-_THROTTLED_PERIODS, _OOM_KILLS = TOTALS.index("throttled_periods"), TOTALS.index("oom_kills")
-
-
-@dataclass(frozen=True, slots=True)
-class PreviousSample:
-    """What a sample is counted from, shape (N,) each."""
-
-    sampled_ns: Ints
-    """When it was taken; 0: there was none."""
-    oom_kills: Ints
-    """Negative: there was none."""
-    decided_us: Ints
-    """Quota that was decided and not written (mode `observe`), us per period; `NO_BOUND`: it is enforced."""
-
-
-class AppUsage:
-    """`TOTALS` by application; counts and microseconds of CPU time.
-
-    Of samples that one step received twice for a node, only the newest counts, as in the step itself.
-    """
-
-    def __init__(self) -> None:
-        self._totals: IntArray = np.zeros((len(TOTALS), 0), dtype=np.int64)
-
-    def add(self, app: AppIndex, reported: Mapping[str, Ints], sampled_ns: Ints, before: PreviousSample) -> Ints:
-        """Add one sample of each container.
-
-        Usage is told per period of elapsed time, and periods are those that the kernel counted meanwhile, which may be
-        none or two in a tenth of a second. So times count by what has elapsed since the sample before.
-
-        Args:
-            app: application of each row, shape (N,).
-            reported: columns of `schemas.cfs.CfsBatch`, shape (N,).
-            sampled_ns: when, by the clock of each row's agent, shape (N,).
-            before: the sample before, of each row.
-
-        Returns:
-            `PreviousSample.sampled_ns` for the next one, shape (N,).
-        """
-        # An early sample is of a period that the next one counts again, but for its being throttled.
-        early = (reported["flags"] & int(SampleFlag.EARLY)) > 0
-        kills = np.where(before.oom_kills < 0, 0, np.maximum(reported["oom_kills"] - before.oom_kills, 0))
-        count = max(int(app.max(initial=-1)) + 1, self._totals.shape[1])
-        self._totals = _padded(self._totals, count)
-        if early.all():  # a poll between two samples, as most of what an allocator receives: all else of it is 0
-            self._totals[_THROTTLED_PERIODS] += np.bincount(app, reported["throttled"], count).astype(np.int64)
-            self._totals[_OOM_KILLS] += np.bincount(app, kills, count).astype(np.int64)
-            return before.sampled_ns
-        periods = np.where(early, 0, reported["periods"])
-        elapsed = (sampled_ns - before.sampled_ns) / (PERIOD_US * 1_000)
-        elapsed = np.where((before.sampled_ns > 0) & (elapsed > 0) & (elapsed < MAX_GAP_PERIODS), elapsed, periods)
-        # Where throttled, the agent divides by what is more.
-        elapsed = np.where(reported["throttled"] > 0, np.maximum(elapsed, periods), elapsed) * (periods > 0)
-        excess_us = np.maximum(reported["used_us"] - before.decided_us, 0)
-        sample = np.array(
-            (
-                periods,
-                reported["throttled"],
-                np.rint(reported["used_us"] * elapsed),
-                np.rint(reported["unused_us"] * elapsed),
-                np.rint(reported["throttled_us"] * elapsed),
-                kills,
-                np.where(excess_us > 0, periods, 0),
-                np.rint(excess_us * elapsed),
-            )
-        )
-        place = app + count * np.arange(len(TOTALS))[:, None]
-        sums = np.bincount(place.ravel(), sample.ravel(), len(TOTALS) * count)
-        self._totals += sums.astype(np.int64).reshape(len(TOTALS), count)
-        return np.where(periods > 0, sampled_ns, before.sampled_ns)
-
-    def counts(self, count: int) -> Floats:
-        """`COUNTS` of the first ``count`` applications, shape (5, count)."""
-        counts: Floats = self._first(count)[_COUNT_ROWS] * _COUNT_UNITS
-        return counts
-
-    def of(self, app: int) -> dict[str, int]:
-        """Totals of one application."""
-        return dict(zip(TOTALS, self._first(app + 1)[:, app].tolist(), strict=True))
-
-    def forget(self, app: int) -> None:
-        """Begin anew: the application is another replica's from now on."""
-        self._first(app + 1)[:, app] = 0
-
-    def _first(self, count: int) -> IntArray:
-        """A view of the first ``count`` applications."""
-        self._totals = _padded(self._totals, count)
-        return self._totals[:, :count]
-
+from services.allocator.arrays.array_types import BoolArray, Bools, Floats, Ints, padded
+from services.allocator.arrays.grouping import any_per_app
+from services.allocator.arrays.limit_values import NO_BOUND
+from services.allocator.budget.step_budget import StepBudget
+from services.allocator.budget.step_context import StepContext
+from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.usage_totals import COUNTS
 
 DAY_NS: Final = 86_400_000_000_000
 _EPOCH: Final = date(1970, 1, 1)
+_GIB: Final = 1 << 30
 _NEVER: Final = -NO_BOUND
 _MODES: Final[tuple[Mode, ...]] = ("observe", "enforce")
 _BASELINES: Final = (Baseline.APPLICATION_LIMIT, Baseline.CONFIGURED)
@@ -154,14 +60,9 @@ INTEGRALS: Final = (
     "memory_baseline_gib_s",
     "memory_held_gib_s",
 )
-COUNTS: Final = ("periods", "throttled_periods", "throttled_s", "excess_periods", "excess_core_s")
 SUMS: Final = (*INTEGRALS, *COUNTS)
 """Of each kind, application and day; fields of `schemas.savings.SavingsPart`."""
-_COUNT_ROWS: Final = [
-    TOTALS.index(name) for name in ("periods", "throttled_periods", "throttled_us", "excess_periods", "excess_us")
-]
 _WHOLE: Final = [name for name in COUNTS if name.endswith("periods")]
-_COUNT_UNITS: Final = np.array([1, 1, 1e-6, 1, 1e-6])[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +77,43 @@ class Holding:
     """Shape (4, A): CPU baseline and held in cores, memory baseline and held in GiB."""
     counts: Floats
     """Shape (5, A): `COUNTS` since this replica acquired the application."""
+
+
+def held_beside_baseline(
+    cluster: ClusterState, context: StepContext, budget: StepBudget, admitted: BoolArray
+) -> Holding:
+    """What applications hold at the beginning of a step, and what they would hold without Turnbuckle.
+
+    Args:
+        cluster: all rows; what was reported is still the same.
+        context: of the step.
+        budget: of the beginning.
+        admitted: rows that were admitted then, shape (N,).
+    """
+    table, pools = context.table, budget.committed.pools
+    configured = cluster.configured_limits()
+    unknown = np.isnan(configured)
+    limits = pools.limit_committed_bytes - pools.reserved_bytes
+    amounts = np.array(
+        [
+            np.where(unknown[0], table.cpu_limit_us, configured[0]) / PERIOD_US,
+            pools.quota_committed_us / PERIOD_US,
+            np.where(unknown[1], table.memory_limit_bytes, configured[1]) / _GIB,
+            (limits + np.maximum(pools.reserved_bytes, budget.withheld_bytes)) / _GIB,
+        ]
+    )
+    kind = 4 * ~table.observe_only + 2 * ~unknown[0] + ~unknown[1]
+    return Holding(_measured(cluster, context, admitted), kind, amounts, cluster.usage.counts(len(cluster.apps)))
+
+
+def _measured(cluster: ClusterState, context: StepContext, admitted: BoolArray) -> BoolArray:
+    """A: applications of which every container's limits are known now."""
+    rows, count = cluster.rows, len(cluster.apps)
+    limited = (rows.quota_us >= 0) & (rows.limit_bytes >= 0) & ~rows.observe_only
+    missing = ~(admitted | limited) | rows.unreported | ~context.node_seen[rows.node]
+    present = np.bincount(rows.app, minlength=count) > 0
+    measured: BoolArray = context.table.known & context.eligible & present & ~any_per_app(rows.app, missing, count)
+    return measured
 
 
 class Account(NamedTuple):
@@ -212,8 +150,8 @@ class _Day:
 
     def add(self, index: Ints, kind: Ints, values: Floats, count: int) -> None:
         """Add values of shape (len(SUMS), n) for the applications ``index``, of ``count`` in all."""
-        self.sums, self.changed = _padded(self.sums, count), _padded(self.changed, count)
-        self.published_ns = _padded(self.published_ns, count, _NEVER)
+        self.sums, self.changed = padded(self.sums, count), padded(self.changed, count)
+        self.published_ns = padded(self.published_ns, count, _NEVER)
         self.sums[kind, :, index] += values.T
         self.changed[index] = True
 
@@ -271,19 +209,19 @@ class SavingsSums:
             self._days.append(_Day(number, self._serial))
         count = len(holding.measured)
         self._days[-1].add(index, holding.kind[index], values, count)
-        self._since_acquired = _padded(self._since_acquired, count)
+        self._since_acquired = padded(self._since_acquired, count)
         self._since_acquired[:, index] += values[: len(INTEGRALS)]
 
     def release(self, app: int) -> None:
         """The application is another replica's from now on; what was counted of it stays to be published."""
         if self._last is not None and app < len(self._last.measured):
             self._last.measured[app] = False
-        self._since_acquired = _padded(self._since_acquired, app + 1)
+        self._since_acquired = padded(self._since_acquired, app + 1)
         self._since_acquired[:, app] = 0
 
     def since_acquired(self, app: int) -> dict[str, float]:
         """`INTEGRALS` of one application since this replica acquired it, over all days."""
-        self._since_acquired = _padded(self._since_acquired, app + 1)
+        self._since_acquired = padded(self._since_acquired, app + 1)
         return dict(zip(INTEGRALS, self._since_acquired[:, app].tolist(), strict=True))
 
     def take_due(self, now_ns: int, every_ns: int, most: int) -> list[Account]:
@@ -301,11 +239,3 @@ class SavingsSums:
             if ended and not day.changed.any():
                 self._days.remove(day)
         return due
-
-
-def _padded(array: ArrayT, count: int, fill: int = 0) -> ArrayT:
-    """The array with at least ``count`` applications, its last axis; new ones begin with ``fill``."""
-    missing = count - array.shape[-1]
-    if missing <= 0:
-        return array
-    return cast("ArrayT", np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)], constant_values=fill))

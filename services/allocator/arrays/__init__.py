@@ -1,0 +1,1 @@
+"""Arrays over containers and over applications: sums, shares, reasons, and states by slot."""
