@@ -29,7 +29,7 @@ _END: Final = "# -- end of what is generated"
 
 _ABOVE: Final = ("cli", "console", "fabric")
 """Folders of services/ that know services."""
-_PLAIN: Final = {"__main__", "service", "core", "settings", "README"}
+_PLAIN: Final = {"README.md", "__init__.py", "__main__.py", "core", "service.py", "settings.py"}
 """What a service consists of as `scripts.new_service` makes it. One with more has import rules written by hand."""
 _PLAIN_LAYERS: Final = """\
 [[tool.importlinter.contracts]]
@@ -116,15 +116,11 @@ def _with_parts(path: Path, parts: Iterable[str]) -> str:
 
 def _pyproject() -> Iterator[str]:
     """Services that may not import each other; those of which the command knows little; layers of the plain ones."""
-    modules = {
-        path.parent.name: {
-            each.stem for each in path.parent.iterdir() if each.stem[:2] != "__" or each.stem == "__main__"
-        }
-        for path in sorted((ROOT / "services").glob("[!_]*/__init__.py"))
-    }
-    yield f'    "{" | ".join(name for name in modules if name not in _ABOVE)}",\n'
-    yield "".join(f'    "services.{name}",\n' for name in modules if name != "cli")
-    plain = [name for name, found in modules.items() if found <= _PLAIN and "service" in found]
+    folders = [path.parent for path in sorted((ROOT / "services").glob("[!_]*/__init__.py"))]
+    names = [folder.name for folder in folders]
+    yield f'    "{" | ".join(name for name in names if name not in _ABOVE)}",\n'
+    yield "".join(f'    "services.{name}",\n' for name in names if name != "cli")
+    plain = [folder.name for folder in folders if {path.name for path in folder.iterdir()} - {"__pycache__"} == _PLAIN]
     yield _PLAIN_LAYERS.format(containers=", ".join(f'"services.{name}"' for name in plain)) if plain else ""
 
 

@@ -50,6 +50,8 @@ FLOORS: Final = {
     "services.trainer": 3,
 }
 """Of each room. One that has fewer gets a lower limit, too: else the next change takes the floor back unnoticed."""
+NEW_SERVICE_FLOORS: Final = 3
+"""Of a room that has no limit there yet: as `scripts.new_service` makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,14 @@ class House:
         if lines > LARGEST_ROOM * self.lines:
             found.append(f"{largest} has {lines / self.lines:.1%} of all lines, at most {LARGEST_ROOM:.0%} is asked")
         found += [
-            f"{room} has {self.floors.get(room, 'no')} floors, FLOORS has {FLOORS.get(room, 'none for it')}"
-            for room in sorted(self.floors.keys() | FLOORS.keys())
-            if self.floors.get(room) != FLOORS.get(room)
+            f"{room} has {self.floors.get(room, 'no')} floors, FLOORS has {floors}"
+            for room, floors in FLOORS.items()
+            if self.floors.get(room) != floors
+        ]
+        found += [
+            f"{room} has {floors} floors, FLOORS has none for it"
+            for room, floors in self.floors.items()
+            if room not in FLOORS and floors > NEW_SERVICE_FLOORS
         ]
         return found
 

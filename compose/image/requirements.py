@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print what pyproject.toml asks for, a requirement a line: ``requirements.py``, or of extras ``EXTRA[?][,EXTRA...]``."""
+"""Print what pyproject.toml asks for, a requirement a line: ``requirements.py``, or of extras ``EXTRA[?],...``."""
 
 import re
 import sys

@@ -14,7 +14,7 @@ import networkx as nx
 import pytest
 
 from scripts import house
-from scripts.house import FLOORS, ROOT, House, cycles, floor_count, import_graph, merged, room_of
+from scripts.house import FLOORS, NEW_SERVICE_FLOORS, ROOT, House, cycles, floor_count, import_graph, merged, room_of
 
 GOOD = House(
     lines=1_000,
@@ -68,7 +68,7 @@ def test_the_real_graph_knows_imports_of_both_packages() -> None:
         ({"rooms": {"services.cli": 91}}, "services.cli has 9.1% of all lines, at most 9% is asked"),
         ({"floors": FLOORS | {"services.cli": 4}}, "services.cli has 4 floors, FLOORS has 3"),
         ({"floors": FLOORS | {"services.cli": 2}}, "services.cli has 2 floors, FLOORS has 3"),
-        ({"floors": FLOORS | {"services.sketch": 3}}, "services.sketch has 3 floors, FLOORS has none for it"),
+        ({"floors": FLOORS | {"services.sketch": 4}}, "services.sketch has 4 floors, FLOORS has none for it"),
         (
             {"floors": {k: v for k, v in FLOORS.items() if k != "services.cli"}},
             "services.cli has no floors, FLOORS has 3",
@@ -78,6 +78,10 @@ def test_the_real_graph_knows_imports_of_both_packages() -> None:
 def test_each_limit_that_does_not_hold_is_said(change: dict[str, Any], said: str) -> None:
     assert not GOOD.broken
     assert replace(GOOD, **change).broken == [said]
+
+
+def test_a_new_service_has_the_floors_of_the_skeleton_before_it_has_a_limit() -> None:
+    assert replace(GOOD, floors=FLOORS | {"services.sketch": NEW_SERVICE_FLOORS}).broken == []
 
 
 @pytest.mark.parametrize(("change", "code"), [({}, 0), ({"layers_kept": False}, 1)])
