@@ -35,7 +35,7 @@ FLOORS: Final = {
     "services.advisor": 7,
     "services.agent": 8,
     "services.aggregator": 4,
-    "services.allocator": 7,
+    "services.allocator": 8,
     "services.cli": 3,
     "services.collector": 6,
     "services.console": 4,

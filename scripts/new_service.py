@@ -52,9 +52,7 @@ def skeleton(name: str, summary: str) -> dict[Path, str]:
 def _check(name: str, summary: str) -> None:
     if not _NAME.fullmatch(name):
         raise SkeletonError(f"the name {name!r} is not of 3 to 20 small letters")
-    if any(
-        (ROOT / path).exists() for path in (f"services/{name}", f"schemas/{name}.py", f"schemas/services/{name}.py")
-    ):
+    if any((ROOT / path).exists() for path in (f"services/{name}", f"schemas/{name}.py")):
         raise SkeletonError(f"{name} is there already")
     if len(summary) not in _SUMMARY_LENGTH or "\n" in summary or '"' in summary or summary.endswith("."):
         raise SkeletonError("the summary is a line of 10 to 80 characters, without a full stop: it follows 'The NAME:'")

@@ -34,7 +34,7 @@ def contract() -> dict[str, list[str]]:
 
 
 def pure_modules() -> tuple[str, ...]:
-    """Of the contract: modules, and packages with all that is in them."""
+    """Of the contract: modules, and packages with all that is in them; ``*`` is any one part of a name."""
     return tuple(contract()["source_modules"])
 
 
@@ -56,7 +56,11 @@ def _parsed() -> Iterator[tuple[str, ast.Module]]:
 
 
 def is_in(module: str, contract: tuple[str, ...]) -> bool:
-    return any(module == listed or module.startswith(f"{listed}.") for listed in contract)
+    parts = module.split(".")
+    return any(
+        len(parts) >= len(names := listed.split(".")) and all(name in {"*", part} for name, part in zip(names, parts))
+        for listed in contract
+    )
 
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

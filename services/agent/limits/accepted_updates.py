@@ -1,7 +1,7 @@
 """Which rows of limit updates an agent accepts: newer than what it has seen, within the AppSpec and the CPU budget.
 
-Pure: `UpdateLog.accept` classifies the rows of a LimitUpdate against what was seen before; the shell writes and
-records the outcome. Rules that make loss, duplication and reordering harmless:
+`UpdateLog.accept` classifies the rows of a LimitUpdate against what was seen before; the shell writes and records the
+outcome. Rules that make loss, duplication and reordering harmless:
 
 - a row counts only if its (epoch, seq) is newer than the container's last, so an update out of order never acts;
 - an update may raise the kernel's value only at the moment it is accepted; only decreases are pending. So once
