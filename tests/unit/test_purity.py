@@ -56,11 +56,9 @@ def _parsed() -> Iterator[tuple[str, ast.Module]]:
 
 
 def is_in(module: str, contract: tuple[str, ...]) -> bool:
-    parts = module.split(".")
-    return any(
-        len(parts) >= len(names := listed.split(".")) and all(name in {"*", part} for name, part in zip(names, parts))
-        for listed in contract
-    )
+    """Whether it, or a package that it is in, is listed."""
+    names = "|".join(re.escape(listed).replace(r"\*", "[^.]+") for listed in contract)
+    return re.match(rf"(?:{names})(?:\.|$)", module) is not None
 
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
