@@ -5,7 +5,7 @@ metrics, a user of its own on a secured server, an image, a place in compose.yam
 tests and a README. Replace the decision in ``core/decision.py`` by the service's own first, then the message.
 
 Only new files are written by hand of a template; what other files have of a service is generated from them, by
-`make docs`. To take a service away again, delete what is listed, and run `make docs`.
+`make docs`. To take a service away again delete what is listed, and run `make docs snapshots ARGS=--allow-breaking`.
 """
 
 from __future__ import annotations
