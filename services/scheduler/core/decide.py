@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.scheduler.core.jobs import Job, Node, Phase, changed
 from services.scheduler.core.placement import Room
@@ -20,8 +21,7 @@ class Start:
     """Of each worker, by rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One job in the order of the policy, and what was left for it."""
 
     job: str
@@ -78,19 +78,19 @@ def decide(
     """
     settled = policy.settle(jobs, now_s)
     order = _yielding(policy.order(settled))
-    stops = any(job.phase is Phase.STOPPING for job in settled)
-    waiting = {job.name: job for job in settled if job.phase is Phase.WAITING}
+    waiting, running, stopping = _by_phase(settled)
     scattered, shapes = set(terms.passed_over), _Shapes(nodes)
     while True:
-        fit = _first_fit(settled, order, nodes, _Rules(policy, now_s, frozenset(scattered), shapes))
+        rules = _Rules(policy, now_s, frozenset(scattered), shapes)
+        fit = _first_fit(running, stopping, order, nodes, rules)
         chosen = [turn.job for turn in fit.turns if turn.chosen]
         begin = [waiting[name] for name in chosen if name in waiting]
-        preempts = _preempted(settled, set(chosen))
+        preempts = _preempted(running, set(chosen))
         sizes = _sizes(settled, fit, now_s)
-        shrinks = tuple(_shrinks(settled, sizes))
-        later = _after_stops(settled, preempts, shrinks, terms)
+        shrinks = tuple(_shrinks(running, sizes))
+        later = _after_stops([*running, *stopping] if terms.stops_at_once else running, preempts, shrinks)
         room = Room(nodes, later)
-        waits = not terms.stops_at_once and bool(stops or preempts or shrinks)
+        waits = not terms.stops_at_once and bool(stopping or preempts or shrinks)
         is_ample = waits and not fit.admitted and room.holds(begin)  # wherever each is placed: none has to be tried
         starts, without_room = ((), set[str]()) if is_ample else _placed(begin, room, sizes)
         # Slots that are enough in number but scattered over nodes go to the next: no job stops for them in vain.
@@ -98,17 +98,31 @@ def decide(
             scattered |= _alike(order, without_room)
             continue
         if waits:
-            room = Room(nodes, settled)
+            room = Room(nodes, [*running, *stopping])
             if is_ample:
                 starts = _placed(begin, room, sizes)[0]
             else:
                 starts = _before_stops(begin, starts, room, Room(nodes, later), sizes)
         all_start = len(starts) == len(begin)
-        resizes = (*shrinks, *(_grows(settled, sizes, room) if all_start else ()))
+        resizes = (*shrinks, *(_grows(running, sizes, room) if all_start else ()))
         after = {start.job: len(start.nodes) for start in starts}
         after |= {resize.job: len(resize.nodes) for resize in resizes}
         reasons = size_reasons(settled, sizes, after, chosen, now_s)
         return Decision(tuple(settled), starts, preempts, fit.turns, resizes=resizes, size_reasons=reasons)
+
+
+def _by_phase(settled: Sequence[Job]) -> tuple[dict[str, Job], list[Job], list[Job]]:
+    """Those that wait, by name, those that run, and those that are stopping: each in the order given."""
+    waiting, running, stopping = dict[str, Job](), list[Job](), list[Job]()
+    is_waiting, is_running = Phase.WAITING, Phase.RUNNING  # Python 3.11 takes as long to find these as all of the rest
+    for job in settled:
+        if job.phase is is_waiting:
+            waiting[job.name] = job
+        elif job.phase is is_running:
+            running.append(job)
+        else:
+            stopping.append(job)
+    return waiting, running, stopping
 
 
 def _yielding(order: Sequence[Job]) -> list[Job]:
@@ -174,26 +188,30 @@ class _Fit:
     """Wanted by none, if elastic jobs have so few."""
 
 
-def _first_fit(settled: Sequence[Job], order: Sequence[Job], nodes: Sequence[Node], rules: _Rules) -> _Fit:
+def _first_fit(
+    running: Sequence[Job], stopping: Sequence[Job], order: Sequence[Job], nodes: Sequence[Node], rules: _Rules
+) -> _Fit:
     free = Room(nodes).slots
     usable = {node.name for node in nodes if node.available}
-    stopping = [job for job in settled if job.phase is Phase.STOPPING]
-    kept = {job.name: job for job in settled if job.phase is Phase.RUNNING and rules.keeps(job)}
+    kept = {job.name: job for job in running if rules.keeps(job)}
     turns, blocked = [Turn(job.name, free, chosen=False, held=True) for job in stopping], False
     first, admitted = {*kept, *(job.name for job in stopping)}, dict[str, int]()
+    is_waiting, is_passed_over, backfills = Phase.WAITING, rules.is_passed_over, rules.policy.backfills
     for job in (*kept.values(), *(job for job in order if job.name not in first)):
         # A running job takes what it has on nodes that can be used: on a drained one it may stay.
-        waits = job.phase is Phase.WAITING
+        waits = job.phase is is_waiting
         needs = job.slots if waits else job.slots_per_worker * sum(name in usable for name in job.nodes)
         is_resizable = job.elastic is not None and (waits or usable.issuperset(job.nodes))
         if is_resizable:
             needs = needed_slots(job, free, rules.now_s)
-        fits = needs <= free and not (waits and (blocked or rules.is_passed_over(job)))
+        fits = needs <= free and not (waits and (blocked or is_passed_over(job)))
         turns.append(Turn(job.name, free, fits, job.name in kept))
-        free -= needs if fits else 0
-        blocked = blocked or not (fits or rules.policy.backfills)
-        if is_resizable and fits:
-            admitted[job.name] = needs // job.slots_per_worker
+        if fits:
+            free -= needs
+            if is_resizable:
+                admitted[job.name] = needs // job.slots_per_worker
+        elif not backfills:
+            blocked = True
     return _Fit(tuple(turns), admitted, free)
 
 
@@ -203,18 +221,18 @@ def _sizes(settled: Sequence[Job], fit: _Fit, now_s: float) -> Sizes:
     return sized(fit.admitted, {job.name: job for job in settled}, fit.free_slots, now_s)
 
 
-def _shrinks(settled: Sequence[Job], sizes: Sizes) -> Iterator[Resize]:
-    for job in settled:
+def _shrinks(running: Sequence[Job], sizes: Sizes) -> Iterator[Resize]:
+    for job in running:
         workers = sizes.workers.get(job.name, len(job.nodes))
-        if job.phase is Phase.RUNNING and workers < len(job.nodes):
+        if workers < len(job.nodes):
             yield Resize(job.name, kept_nodes(job, workers))
 
 
-def _grows(settled: Sequence[Job], sizes: Sizes, room: Room) -> Iterator[Resize]:
+def _grows(running: Sequence[Job], sizes: Sizes, room: Room) -> Iterator[Resize]:
     """With as many of the workers that it should get as there is room for."""
-    for job in settled:
+    for job in running:
         more = sizes.workers.get(job.name, len(job.nodes)) - len(job.nodes)
-        if job.phase is Phase.RUNNING and more > 0 and (where := _find(job, range(more, 0, -1), room)) is not None:
+        if more > 0 and (where := _find(job, range(more, 0, -1), room)) is not None:
             room.take(where, job.slots_per_worker)
             yield Resize(job.name, (*job.nodes, *where))
 
@@ -225,20 +243,21 @@ def _find(job: Job, sizes: Sequence[int], room: Room) -> tuple[str, ...] | None:
     return next((where for where in found if where is not None), None)
 
 
-def _preempted(settled: Sequence[Job], chosen: set[str]) -> tuple[str, ...]:
-    return tuple(job.name for job in settled if job.phase is Phase.RUNNING and job.name not in chosen)
+def _preempted(running: Sequence[Job], chosen: set[str]) -> tuple[str, ...]:
+    return tuple(job.name for job in running if job.name not in chosen)
 
 
-def _after_stops(
-    settled: Sequence[Job], preempts: Collection[str], shrinks: Sequence[Resize], terms: Terms
-) -> list[Job]:
-    """The jobs that hold slots once all that stop have stopped; what is stopping already does not at once."""
+def _after_stops(holding: Sequence[Job], preempts: Collection[str], shrinks: Sequence[Resize]) -> list[Job]:
+    """The jobs that hold slots once all that stop have stopped.
+
+    Args:
+        holding: running ones, and those that are stopping where these are done at once.
+        preempts: jobs that stop.
+        shrinks: jobs that run on with fewer workers.
+    """
     less = {each.job: each.nodes for each in shrinks}
-    stay = {Phase.RUNNING, Phase.STOPPING} if terms.stops_at_once else {Phase.RUNNING}
     return [
-        changed(job, nodes=less[job.name]) if job.name in less else job
-        for job in settled
-        if job.phase in stay and job.name not in preempts
+        changed(job, nodes=less[job.name]) if job.name in less else job for job in holding if job.name not in preempts
     ]
 
 

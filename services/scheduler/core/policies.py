@@ -155,7 +155,8 @@ class LargestIndex(Policy):
         ranks = self._estimated(jobs, attained, now_s)
         unknown = [place for place in range(len(jobs)) if place not in ranks]
         ranks |= zip(unknown, self.observed.indices([attained[place] for place in unknown]), strict=True)
-        ranks |= {place: math.inf for place, job in enumerate(jobs) if waited_s(job, now_s) >= self.wait_at_most_s}
+        if self.wait_at_most_s < math.inf:
+            ranks |= {place: math.inf for place, job in enumerate(jobs) if waited_s(job, now_s) >= self.wait_at_most_s}
         return [job if job.rank == ranks[place] else changed(job, rank=ranks[place]) for place, job in enumerate(jobs)]
 
     def _estimated(self, jobs: Sequence[Job], attained: Sequence[float], now_s: float) -> dict[int, float]:

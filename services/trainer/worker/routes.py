@@ -299,10 +299,12 @@ def _gathered_ahead(
     What is left of this one has its parameters and gradients whole, what was given up its gradient until it is summed.
     """
     left = list(reversed(following))
-    held_bytes = sum(2 * sizes[layer].gathered for layer in layers)
+    # A gradient may take more while it is summed than before: that room is not given to layers gathered ahead.
+    most_bytes = {layer: max(2 * sizes[layer].gathered, sizes[layer].reduced) for layer in layers}
+    held_bytes = sum(most_bytes.values())
     found: dict[int, list[int]] = {}
     for layer in reversed(layers):
-        held_bytes += sizes[layer].reduced - 2 * sizes[layer].gathered
+        held_bytes += sizes[layer].reduced - most_bytes[layer]
         found[layer] = []
         while left and held_bytes + sizes[left[0]].gathered <= limit_bytes:
             held_bytes += sizes[left[0]].gathered

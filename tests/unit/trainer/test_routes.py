@@ -496,3 +496,19 @@ def test_the_ledger_refuses_more_than_its_limit() -> None:
     assert ledger.held_bytes == 19
     ledger.free(0)
     assert (ledger.held_bytes, ledger.peak_bytes) == (1, 19)
+
+
+def test_layers_are_gathered_ahead_only_where_gradients_have_room_that_are_longer_once_they_are_summed() -> None:
+    """Summed in float64 beside bfloat16 a layer of 1 byte takes 4, where its parameters and gradient took 2.
+
+    Ministages of layers 0 to 2 and 3 to 5: 14 bytes at most, of which the three sums take 12.
+    """
+    pipeline = pipeline_of(pipeline_plan([[0, 1]], [(0, 3), (0, 3)], [1, 1], [1, 1]))
+    sizes = [LayerBytes(1, 4)] * 6
+
+    own = program(pipeline, 0, sizes)
+
+    ledger = ledger_of(own, pipeline, 0, sizes)
+    assert (ledger.limit_bytes, ledger.peak_bytes) == (14, 14)
+    summing = own[own.index(Reduce(5)) : own.index(Update(1))]
+    assert [operation.layer for operation in summing if isinstance(operation, Gather)] == [2, 1]
