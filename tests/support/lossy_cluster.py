@@ -53,7 +53,9 @@ class LossyCluster:
     incarnation: int = 0
     names: int = 0
     _sums: tuple[int, int] = (0, 0)
-    """Of quotas and memory limits, when they were last compared."""
+    """Of quotas and memory limits, when they were last compared, with those that other hands lowered as before that."""
+    _lowered: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """By container and what was lowered: the value before, and the number of writes of it since the beginning."""
 
     def __post_init__(self):
         self.machines = [Machine("n1"), Machine("n2")]
@@ -97,12 +99,22 @@ class LossyCluster:
     def other_hands(self, machine, position, quota_us, limit_bytes):
         """Write lower limits past the agent."""
         container = machine.host.containers[machine.found[position].container_id]
+        before_us, before_bytes = self._held(container, "quota"), self._held(container, "memory")
         if quota_us < container.quota_us:
             container.quota_us = quota_us
             container.writes.append(("quota", quota_us))
+            self._lowered[container.key, "quota"] = before_us, _writes(container, "quota")
         if max(limit_bytes, container.usage_bytes) < container.limit_bytes:
             container.limit_bytes = max(limit_bytes, container.usage_bytes)
             container.writes.append(("memory", container.limit_bytes))
+            self._lowered[container.key, "memory"] = before_bytes, _writes(container, "memory")
+
+    def _held(self, container, what):
+        """A limit as it was before other hands lowered it, until the agent has written it again."""
+        before, writes = self._lowered.get((container.key, what), (0, -1))
+        if writes == _writes(container, what):
+            return before
+        return container.quota_us if what == "quota" else container.limit_bytes
 
     # -- memory --
 
@@ -229,13 +241,20 @@ class LossyCluster:
     def limit_holds(self, spare_bytes=0):
         """Fails where limits add up to more than the application's and the floors of those that had no room.
 
-        Where they do for another reason, because a floor's owner was replaced, they do not rise.
+        Where they do for another reason, because a floor's owner was replaced, they do not rise: but for what other hands
+        lowered, which an agent raises to what it was.
         """
         floor_us, floor_bytes = floors(self.allocation)
         sums = self.quota_sum_us(), self.memory_sum_bytes()
         assert sums[0] <= max(self.spec.cpu_limit_us + floor_us, self._sums[0])
         assert sums[1] <= max(self.spec.memory_limit + floor_bytes + spare_bytes, self._sums[1])
-        self._sums = sums
+        held = [sum(max(self._held(each, what), 0) for each in self.containers()) for what in ("quota", "memory")]
+        limits_bytes = sum(each.limit_bytes for each in self.containers() if each.limit_bytes > 0)
+        self._sums = held[0], sums[1] - limits_bytes + held[1]
+
+
+def _writes(container, what):
+    return sum(kind == what for kind, _ in container.writes)
 
 
 def floors(allocation):

@@ -56,6 +56,24 @@ TestOwnersInTurn.settings = settings(
 )
 
 
+def test_an_agent_restores_a_floor_that_other_hands_lowered_although_its_new_owner_knows_of_none() -> None:
+    """Three containers of 20 MiB hold their floors of 24 MiB in an application of 64 MiB."""
+    machine = OwnersInTurnMachine()
+    machine.start(policy="waterfill", cores=0.1, memory=64 * MIB, containers=[0, 0, 0], announced=0)
+    machine.periods_pass(busy=[False] * 6, periods=2)
+    machine.limit_holds()
+    machine.allocator_restarts()
+    cluster = machine.cluster
+    cluster.other_hands(cluster.machines[0], 0, 1_000, 4 * MIB)
+    machine.limit_holds()
+    assert cluster.memory_sum_bytes() == 68 * MIB
+
+    cluster.touch(cluster.machines[0], 0, MIB)
+
+    assert cluster.memory_sum_bytes() == 72 * MIB
+    machine.limit_holds()
+
+
 @dataclass(frozen=True)
 class Change:
     """Of owner, while an agent is frozen that has told of throttled containers and has not heard of their raise."""
