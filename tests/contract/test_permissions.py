@@ -435,7 +435,7 @@ def test_keys_of_another_user_are_named(tmp_path: Path) -> None:
         secrets.chmod(0o700)
 
     assert code == 78
-    assert "secrets/allocator.nk cannot be read: Permission denied" in text.replace("\n", "")
+    assert "secrets/advisor.nk cannot be read: Permission denied" in text.replace("\n", "")
 
 
 async def test_people_other_than_administrators_declare_nothing(

@@ -16,7 +16,6 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.network import DiffReply, DiffRequest, NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
 from schemas.oom import MemoryReply
-from schemas.permissions import _ASKS, _BUCKET_USES, _LOOKS_UP, _REPLAYS, _STORE_USES
 from schemas.plans import PlanRequest
 from schemas.predictions import PredictRequest, RankRequest
 from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply
@@ -32,6 +31,7 @@ from schemas.scheduling import (
     WorkerLogRequest,
 )
 from schemas.service import Delivery
+from schemas.services import SERVICES
 from schemas.services.advisor import ADVISOR_PREDICT, ADVISOR_RANK
 from schemas.services.allocator import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.services.planner import PLANNER_PLAN
@@ -109,15 +109,16 @@ from tests.support.training_jobs import features, records
 from tests.support.training_reports import event, saying, steps
 
 MIB = 1 << 20
+DECLARED = {service.name: service for service in SERVICES}
 
 
 def listed(role: Role) -> dict[Use, set[str]]:
-    """What the registry and the permissions say that a service does."""
-    name = role.value
+    """What a service declares that it does."""
+    name, declared = role.value, DECLARED[role.value]
     sent = [channel for channel in CHANNELS if name in channel.senders]
     received = [channel for channel in CHANNELS if name in channel.receivers]
     facts = {channel.template.text for channel in received if channel.delivery is Delivery.JETSTREAM}
-    replayed = {stream.name for stream in _REPLAYS.get(role, ())}
+    replayed = {stream.name for stream in declared.replays}
     in_replays = {template.text for stream in STREAMS if stream.name in replayed for template in stream.templates}
     assert in_replays <= facts
     served = {endpoint.template.text for endpoint in ENDPOINTS if endpoint.service == name}
@@ -125,19 +126,15 @@ def listed(role: Role) -> dict[Use, set[str]]:
         Use.PUBLISH: {channel.template.text for channel in sent if channel.delivery is Delivery.CORE},
         Use.PUBLISH_FACT: {channel.template.text for channel in sent if channel.delivery is Delivery.JETSTREAM},
         Use.REQUEST: {channel.template.text for channel in sent if channel.delivery is Delivery.REQUEST}
-        | {endpoint.template.text for endpoint in _ASKS.get(role, ())},
+        | {endpoint.template.text for endpoint in declared.asks},
         Use.SERVE: served | {channel.template.text for channel in received if channel.delivery is Delivery.REQUEST},
         Use.SUBSCRIBE: (facts - in_replays)
         | {channel.template.text for channel in received if channel.delivery is Delivery.CORE},
         Use.REPLAY: replayed,
-        Use.LOOK_UP: {stream.name for stream in _LOOKS_UP.get(role, ())},
-        Use.WATCH: {bucket.name for bucket, use in _BUCKET_USES.items() if role in use.watchers},
-        Use.WRITE: {
-            bucket.name
-            for bucket, use in _BUCKET_USES.items()
-            if role in (*use.writers, *use.own_key, *(other for other, _ in use.one_key))
-        },
-        Use.STORE: {store.name for store, roles in _STORE_USES.items() if role in roles},
+        Use.LOOK_UP: {stream.name for stream in declared.looks_up},
+        Use.WATCH: {use.bucket.name for use in declared.buckets if use.watches},
+        Use.WRITE: {use.bucket.name for use in declared.buckets if use.writes or use.own_key or use.key},
+        Use.STORE: {store.name for store in declared.object_stores},
     }
     return {use: names for use, names in uses.items() if names}
 
@@ -146,7 +143,7 @@ def compare(role: Role, recorded: Recorded) -> None:
     """Fail with what is missing or superfluous. Whoever watches a bucket may read it, and need not."""
     done = {use: names for use, names in recorded.items() if names and use is not Use.READ}
     assert done == listed(role)
-    readers = {bucket.name for bucket, use in _BUCKET_USES.items() if role in use.readers}
+    readers = {use.bucket.name for use in DECLARED[role.value].buckets if use.reads}
     assert readers <= recorded[Use.READ] <= readers | recorded[Use.WATCH]
 
 
