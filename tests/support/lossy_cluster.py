@@ -241,8 +241,8 @@ class LossyCluster:
     def limit_holds(self, spare_bytes=0):
         """Fails where limits add up to more than the application's and the floors of those that had no room.
 
-        Where they do for another reason, because a floor's owner was replaced, they do not rise; what other hands lowered
-        an agent may raise to what it was.
+        Where they do for another reason, because a floor's owner was replaced, they do not rise; what other hands
+        lowered an agent may raise to what it was.
         """
         floor_us, floor_bytes = floors(self.allocation)
         sums = self.quota_sum_us(), self.memory_sum_bytes()
