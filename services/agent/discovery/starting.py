@@ -53,6 +53,8 @@ class StartingContainers:
         self._directories = [Path(state, BUNDLES) for state in states]
         self._watched: set[tuple[int, int]] = set()
         """Device and inode of each directory."""
+        self._listed: dict[Path, int] = {}
+        """Inode of each bundle that was there as its directory began to be watched: inotify may notify of it, too."""
 
     def follow(
         self, stopped: threading.Event, find: Callable[[str], T | None], started: Callable[[T, dict[str, str]], None]
@@ -73,7 +75,8 @@ class StartingContainers:
                     found = self._watch(entries)
                 else:
                     within_s = POLL_S if awaited else WATCH_AGAIN_S / 4
-                    found = [Path(directory, name) for directory, name in entries.take(within_s)]
+                    named = [Path(directory, name) for directory, name in entries.take(within_s)]
+                    found = [bundle for bundle in named if not self._was_listed(bundle)]
                 awaited |= {bundle: _Awaited(time.monotonic() + GIVE_UP_S) for bundle in found}
                 for bundle, each in list(awaited.items()):
                     if self._is_over(bundle, each, find, started) or time.monotonic() > each.until_s:
@@ -89,8 +92,14 @@ class StartingContainers:
                 if (seen.st_dev, seen.st_ino) not in self._watched:
                     entries.watch(str(directory))
                     self._watched.add((seen.st_dev, seen.st_ino))
-                    found += directory.iterdir()
+                    here = list(directory.iterdir())
+                    self._listed |= {bundle: _inode(bundle) for bundle in here}
+                    found += here
         return found
+
+    def _was_listed(self, bundle: Path) -> bool:
+        """Whether a notification is of one that was listed, and not of a later one of the same name."""
+        return bundle in self._listed and self._listed.pop(bundle) == _inode(bundle)
 
     def _is_over(
         self,
@@ -113,6 +122,13 @@ class StartingContainers:
             return False
         started(awaited.container, awaited.groups)
         return True
+
+
+def _inode(bundle: Path) -> int:
+    """0: it is gone."""
+    with suppress(OSError):
+        return bundle.stat().st_ino
+    return 0
 
 
 def _config(bundle: Path) -> dict[str, Any] | None:

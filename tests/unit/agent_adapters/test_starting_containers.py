@@ -46,6 +46,17 @@ class Lab:
         config = {"linux": {"cgroupsPath": f"/docker/{container_id}", "resources": resources}}
         (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
+    def end(self, container_id: str) -> None:
+        directory = self.bundles / container_id
+        (directory / "config.json").unlink()
+        directory.rename(self.bundles.parent / "ended")  # its inode stays in use, so that the next one has another
+
+    def wait_for(self, container_id: str) -> None:
+        while container_id not in self.reports:
+            self.reported.clear()
+            if container_id not in self.reports:
+                assert self.reported.wait(60)
+
     def groups(self, container_id: str) -> None:
         for directory in self.layout.directories(f"docker/{container_id}").values():
             Path(directory).mkdir(parents=True, exist_ok=True)
@@ -71,6 +82,37 @@ def test_a_container_is_reported_as_its_groups_appear_and_others_are_not(lab: La
     lab.groups(ID)
     assert lab.reported.wait(60)
     assert lab.reports == [ID]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one", "one and another of the same name"])
+def test_one_that_comes_while_its_directory_begins_to_be_watched_is_reported_once(
+    tmp_path: Path, layout, monkeypatch: pytest.MonkeyPatch, again
+) -> None:
+    """It is listed, and inotify notifies of it; that its name comes again later is another start."""
+    watch, watching, listing = NewEntries.watch, threading.Event(), threading.Event()
+
+    def watched(entries: NewEntries, directory: str) -> None:
+        watch(entries, directory)
+        watching.set()
+        listing.wait(60)
+
+    monkeypatch.setattr(NewEntries, "watch", watched)
+    lab = Lab(tmp_path, layout)
+    try:
+        assert watching.wait(60)
+        lab.bundle(ID)
+        lab.groups(ID)
+        listing.set()
+        assert lab.reported.wait(60)
+        if again:
+            lab.end(ID)
+            lab.bundle(ID)
+        lab.bundle(OTHER)
+        lab.groups(OTHER)
+        lab.wait_for(OTHER)
+    finally:
+        lab.close()
+    assert lab.reports == [ID, *([ID] if again else []), OTHER]
 
 
 @pytest.mark.parametrize("resources", [{"memory": {"limit": 1 << 26}}, {"cpu": {"quota": 50_000}}])
