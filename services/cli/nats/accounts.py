@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Final
 
@@ -70,6 +71,7 @@ class Exchange:
     importer: str
 
 
+@lru_cache(maxsize=1)
 def exchanges(root: str) -> tuple[Exchange, ...]:
     """All that passes between accounts, for whatever hosts there are."""
     subjects = {
