@@ -10,12 +10,16 @@ account, are answered in the server's own JSON, which is no message of ours.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
+
+import nats.errors
+from nats.aio.msg import Msg
 
 from schemas.streams import StreamSpec
 from schemas.subjects import Subject, SubjectError, untoken
@@ -97,6 +101,54 @@ async def next_stored(bus: NatsSession, stream: str, begin: int | str, subjects:
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise BusError(f"read stream {stream}: the server's answer cannot be read: {error}") from error
+
+
+class NextRead:
+    """When a replay or a watch reads again: after a while, soon after a message was received, or at once."""
+
+    def __init__(self, bus: NatsSession) -> None:
+        self._bus = bus
+        self._due = asyncio.Event()
+        self._soon: asyncio.TimerHandle | None = None
+        self._subscriptions: list[Any] = []
+
+    async def subscribe(self, subject: str) -> None:
+        """Read soon after each message on a subject: what it says is not looked at, as anyone may have sent it.
+
+        Raises:
+            Exception: of nats-py's, see `as_bus_errors`.
+        """
+        self._subscriptions.append(await self._bus.connection.subscribe(subject, cb=self._received))
+
+    async def _received(self, _message: Msg) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(STORED_WITHIN_S, self._stored)
+
+    def _stored(self) -> None:
+        self._soon = None
+        self._due.set()
+
+    def at_once(self) -> None:
+        """End `wait`, or the next one."""
+        self._due.set()
+
+    def begin(self) -> None:
+        """Before reading: what is published meanwhile may be missed by it, and is read for again."""
+        self._due.clear()
+
+    async def wait(self, within_s: float = FOLLOW_S) -> None:
+        """Until it is time, which is so long from now at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._due.wait()
+
+    async def close(self) -> None:
+        """Unsubscribe."""
+        if self._soon is not None:
+            self._soon.cancel()
+        for each in self._subscriptions:
+            with suppress(nats.errors.Error):
+                await each.unsubscribe()
 
 
 def _as_published(bus: NatsSession, stream: StreamSpec, delivery: Delivery) -> Delivery | None:

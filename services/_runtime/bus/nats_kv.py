@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import nats.errors
 import nats.js.errors
-from nats.aio.msg import Msg
 from nats.js.kv import KeyValue as RawKeyValue
 
 from schemas.message import Message
@@ -18,7 +17,7 @@ from schemas.streams import BucketSpec
 from schemas.subjects import SubjectError, token, untoken
 from services._runtime.bus.api import BusError, Entry, RawMessage, RevisionConflictError
 from services._runtime.bus.nats_connection import as_bus_errors
-from services._runtime.bus.nats_history import FOLLOW_S, STORED_WITHIN_S, next_stored
+from services._runtime.bus.nats_history import FOLLOW_S, NextRead, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.task_cancellation import cancel_all
@@ -170,26 +169,23 @@ class NatsWatch:
         self._next = 0
         """Sequence behind the newest that is known; 0: the bucket has to be listed."""
         self._reconnects = 0
-        self._again = asyncio.Event()
-        self._raw: Any = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._next_read = NextRead(bucket.bus)
+        self._subscribed = False
         self._period_s = RELIST_S if bucket.spec.ttl_s is None else min(RELIST_S, bucket.spec.ttl_s / 3)
 
     def synchronise_soon(self) -> None:
         """List after a reconnect."""
         self._reconnects += 1
         self._next = 0
-        self._again.set()
+        self._next_read.at_once()
 
     async def run(self) -> None:
         """Read periodically and on demand; cancel to stop."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._period_s
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(FOLLOW_S, self._period_s)):
-                    await self._again.wait()
-            self._again.clear()
+            await self._next_read.wait(min(FOLLOW_S, self._period_s))
+            self._next_read.begin()
             if not await self._follow() or loop.time() >= due_s:
                 await self.synchronise()
                 due_s = loop.time() + self._period_s
@@ -240,17 +236,10 @@ class NatsWatch:
     async def _subscribe(self) -> None:
         """To the writes, where those who write are trusted with it: see `BucketSpec.written_by_hosts`."""
         bucket = self._bucket
-        if self._raw is None and not bucket.spec.written_by_hosts:
+        if not self._subscribed and not bucket.spec.written_by_hosts:
             with as_bus_errors(f"watch {bucket.name}"):
-                self._raw = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._read_soon)
-
-    async def _read_soon(self, _message: Msg) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(STORED_WITHIN_S, self._read_now)
-
-    def _read_now(self) -> None:
-        self._timer = None
-        self._again.set()
+                await self._next_read.subscribe(f"{bucket.prefix}>")
+            self._subscribed = True
 
     async def _follow(self) -> bool:
         """Report what was written behind the newest that is known. False: the bucket has to be listed."""
@@ -276,8 +265,4 @@ class NatsWatch:
 
     async def close(self) -> None:
         """Unsubscribe."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._raw is not None:
-            with suppress(nats.errors.Error):
-                await self._raw.unsubscribe()
+        await self._next_read.close()

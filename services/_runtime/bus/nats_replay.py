@@ -13,17 +13,16 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import nats.errors
 import nats.js.errors
-from nats.aio.msg import Msg
 
 from schemas.streams import StreamSpec
 from services._runtime.bus.api import BusError, EventHandler, RawMessage
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_direct_gets import DirectGets
-from services._runtime.bus.nats_history import FOLLOW_S, STORED_WITHIN_S, next_stored
+from services._runtime.bus.nats_history import FOLLOW_S, NextRead, next_stored
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import MissingStreamError
 from services._runtime.telemetry.logging import log_once
@@ -73,9 +72,7 @@ class NatsReplay:
         """Sequence behind the history: behind what was stored at the start. 0: there is no such stream yet."""
         self._published = () if stream.max_messages_per_host is not None else stream.subjects(bus.root)
         """Subjects whose events are received as they are published."""
-        self._subscriptions: list[Any] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._wake = asyncio.Event()
+        self._next_read = NextRead(bus)
         self._caught_up = asyncio.Event()
         self._gets: DirectGets | None = None
         self._task: asyncio.Task[None] | None = None
@@ -85,7 +82,7 @@ class NatsReplay:
         """Begin to read; a stream that is not there yet is waited for."""
         with as_bus_errors(f"replay {self._stream}"):
             for subject in self._published:
-                self._subscriptions.append(await self._bus.connection.subscribe(subject.text, cb=self._read_soon))
+                await self._next_read.subscribe(subject.text)
         try:
             await self._find()
         except MissingStreamError as error:
@@ -101,19 +98,11 @@ class NatsReplay:
     def synchronise_soon(self) -> None:
         """Read after a reconnect."""
         self._broke = True
-        self._wake.set()
-
-    async def _read_soon(self, _message: Msg) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(STORED_WITHIN_S, self._read_now)
-
-    def _read_now(self) -> None:
-        self._timer = None
-        self._wake.set()
+        self._next_read.at_once()
 
     async def _run(self) -> None:
         while not self._stopping:
-            self._wake.clear()  # before reading: what is published meanwhile may be missed by it
+            self._next_read.begin()
             try:
                 await self._read()
             except BusError as error:
@@ -122,9 +111,7 @@ class NatsReplay:
                 await self._retry()
                 if not self._failed and not self._broke:
                     self._caught_up.set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FOLLOW_S):
-                    await self._wake.wait()
+            await self._next_read.wait()
 
     def _log_retry(self, error: BusError) -> None:
         dispatch = self._bus.dispatch
@@ -216,13 +203,9 @@ class NatsReplay:
         self._stopping = True
         self._bus.subscriptions.discard(self)
         self._bus.watches.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-        for each in self._subscriptions:
-            with suppress(nats.errors.Error):
-                await each.unsubscribe()
+        await self._next_read.close()
         if self._gets is not None:
             with suppress(BusError):
                 await self._gets.close()
-        self._wake.set()
+        self._next_read.at_once()
         await self._task
