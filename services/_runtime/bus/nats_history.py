@@ -113,7 +113,7 @@ class NextRead:
         self._subscriptions: list[Any] = []
 
     async def subscribe(self, subject: str) -> None:
-        """Read soon after each message on a subject: what it says is not looked at, as anyone may have sent it.
+        """Read soon after each message on a subject; what it says does not count, as anyone may have sent it.
 
         Raises:
             Exception: of nats-py's, see `as_bus_errors`.
