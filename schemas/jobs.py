@@ -42,6 +42,8 @@ class TaskFeatures(Message):
     learning_rate: NonNegativeFloat = 0.0
     epochs: Count = 0
     samples_per_epoch: Count = 0
+    steps: Count = 0
+    """Optimizer steps of the whole training, where it is counted in steps and not in epochs."""
     forward_flops: NonNegativeFloat = 0.0
     """Of one sample."""
     attributes: Attributes = Field(default_factory=dict)
@@ -64,6 +66,12 @@ class Configuration(Message):
     memory_gb: NonNegativeFloat = 0.0
     disk_gb: NonNegativeFloat = 0.0
     network_gbps: NonNegativeFloat = 0.0
+    accelerator: str = ""
+    """Name of the machine's GPUs or TPUs, such as ``T4`` or ``A100-80GB``; empty: none, or not known."""
+    accelerators: Count = 0
+    """Per machine."""
+    accelerator_memory_gb: NonNegativeFloat = 0.0
+    """Of one accelerator."""
     attributes: Attributes = Field(default_factory=dict)
 
 

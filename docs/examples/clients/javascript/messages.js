@@ -438,6 +438,9 @@ export const NESTED = {
  * @property {number} [memory_gb]
  * @property {number} [disk_gb]
  * @property {number} [network_gbps]
+ * @property {string} [accelerator]
+ * @property {Integer} [accelerators]
+ * @property {number} [accelerator_memory_gb]
  * @property {Object} [attributes]
  */
 
@@ -1866,6 +1869,7 @@ export const NESTED = {
  * @property {number} [learning_rate]
  * @property {Integer} [epochs]
  * @property {Integer} [samples_per_epoch]
+ * @property {Integer} [steps]
  * @property {number} [forward_flops]
  * @property {Object} [attributes]
  */

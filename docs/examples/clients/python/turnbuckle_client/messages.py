@@ -687,6 +687,9 @@ class Configuration(TypedDict):
     memory_gb: NotRequired[float]
     disk_gb: NotRequired[float]
     network_gbps: NotRequired[float]
+    accelerator: NotRequired[str]
+    accelerators: NotRequired[int]
+    accelerator_memory_gb: NotRequired[float]
     attributes: NotRequired[dict[str, Any]]
 
 
@@ -2071,6 +2074,7 @@ class TaskFeatures(TypedDict):
     learning_rate: NotRequired[float]
     epochs: NotRequired[int]
     samples_per_epoch: NotRequired[int]
+    steps: NotRequired[int]
     forward_flops: NotRequired[float]
     attributes: NotRequired[dict[str, Any]]
 
