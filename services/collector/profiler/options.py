@@ -19,6 +19,7 @@ from schemas.sizes import parse_size
 from services._jobs.sandbox.network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
 from services._runtime.command.errors import UsageError
 from services._runtime.command.tool_parser import ToolParser
+from services.collector.profiler.progress.choice import Known
 from services.collector.profiler.worker_environment import MASTER_PORT
 from services.collector.profiler.workers import SandboxLimits
 from services.collector.tool import BadDataError, default_directory, number_within
@@ -27,11 +28,13 @@ MAX_MINUTES: Final = 60.0
 MAX_WORKERS: Final = 64
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _GIB: Final = 1 << 30
+_MAX_GROUPS: Final = 2
 _FEATURE_OPTIONS: Final = {
     "parameters": "parameter_count",
     "optimizer": "optimizer",
     "learning_rate": "learning_rate",
     "epochs": "epochs",
+    "steps": "steps",
     "samples_per_epoch": "samples_per_epoch",
 }
 
@@ -53,6 +56,19 @@ class LocalRunPlan:
     configuration: Configuration
     out: Path
     use_bus: bool
+
+    progress: str = ""
+    """The counter of the output that counts the training: its label, or a regular expression with a group."""
+
+    @property
+    def progress_pattern(self) -> re.Pattern[str] | None:
+        """`progress` where it is a regular expression; None: a label, or nothing."""
+        return _pattern(self.progress)
+
+    @property
+    def known_progress(self) -> Known:
+        """What the command line says about the training's progress."""
+        return Known(self.task.epochs, self.task.steps, self.progress)
 
     @property
     def logs(self) -> Path:
@@ -90,6 +106,7 @@ def parse(arguments: list[str]) -> LocalRunPlan:
         configuration=configuration,
         out=given.out or default_directory("runs"),
         use_bus=not given.no_bus,
+        progress=given.progress or "",
     )
 
 
@@ -131,6 +148,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--optimizer", help="such as Adam")
     add("--learning-rate", type=number_within(float, 0.0, 1e9), help="at the start")
     add("--epochs", type=number_within(int, 1, 1 << 40), help="of the whole training")
+    add("--steps", type=number_within(int, 1, 1 << 60), help="optimizer steps of the whole training")
+    add(
+        "--progress",
+        type=_progress,
+        metavar="LABEL",
+        help="which of the counters it prints counts the training: a label as shown without a rate, or a regular "
+        "expression with a group for the count and perhaps one for the whole, such as 'done (\\d+) of (\\d+)'",
+    )
     add("--samples-per-epoch", type=number_within(int, 1, 1 << 60), help="over all workers")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the training command")
     return parser
@@ -204,6 +229,25 @@ def _size(text: str) -> int:
     if size < 1 << 20:
         raise argparse.ArgumentTypeError(f"{text}: no program runs in less than 1 MiB")
     return size
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    """A regular expression with one or two groups; None for other text, such as the label ``Epoch: [#][``."""
+    try:
+        pattern = re.compile(text)
+    except re.error:
+        return None
+    return pattern if 1 <= pattern.groups <= _MAX_GROUPS else None
+
+
+def _progress(text: str) -> str:
+    try:
+        groups = re.compile(text).groups
+    except re.error:
+        return text  # a label such as "Epoch: [#][" is no regular expression
+    if groups > _MAX_GROUPS:
+        raise argparse.ArgumentTypeError(f"{text!r}: one group for the count, and perhaps one for the whole")
+    return text
 
 
 def _run_name(text: str) -> str:

@@ -20,7 +20,8 @@ from typing import Final
 import numpy as np
 
 from schemas.runs import RunEnd, RunProfile
-from services.collector.profiler.progress import Pace
+from services.collector.profiler.progress.choice import Choice
+from services.collector.profiler.progress.fit import Pace
 from services.collector.profiler.series import Series, autocorrelation, period
 from services.collector.profiler.steady import completions, warm_up
 from services.collector.profiler.throughput import (
@@ -69,7 +70,7 @@ class Rate:
     done_s: float
     """From the start of the workers."""
     total: float = 0.0
-    """Units of the whole training by the command's output; 0: unknown."""
+    """Units of the whole training by the command's output or by the task's features; 0: unknown."""
 
 
 def rate_of(profile: RunProfile, pace: Pace | None = None) -> Rate | None:
@@ -89,8 +90,9 @@ def _by_output(profile: RunProfile, pace: Pace) -> Rate:
     if first is not None:
         startup_s, error_s = first * profile.interval_s, profile.interval_s
     else:
-        startup_s = float(np.clip(pace.first_s - 1.0 / pace.per_s, 0.0, profile.duration_s))
-        error_s = min(1.0 / pace.per_s, profile.duration_s)
+        before_s = pace.first / pace.per_s
+        startup_s = float(np.clip(pace.first_s - before_s, 0.0, profile.duration_s))
+        error_s = min(max(before_s, profile.interval_s), profile.duration_s)
     return Rate(
         unit, pace.per_s, pace.relative_error, startup_s, error_s, Method.OUTPUT, pace.seen, pace.last_s, pace.total
     )
@@ -139,12 +141,11 @@ def whole_run_of(profile: RunProfile, rate: Rate | None) -> WholeRun | None:
     if rate.unit is Unit.EPOCH:
         units: float | None = task.epochs or rate.total
     else:
-        # "step 3/500" may be of an epoch or of the whole: of a single epoch it is the same.
-        units = steps or (rate.total if task.epochs == 1 else None)
+        units = rate.total or task.steps or steps
     if not units:
         return None
     whole_s = rate.done_s + (units - rate.done) / rate.per_s
-    return WholeRun(steps or 0, max(whole_s, profile.duration_s), measured=False)
+    return WholeRun(steps or task.steps, max(whole_s, profile.duration_s), measured=False)
 
 
 def with_estimates(profile: RunProfile, pace: Pace | None = None) -> RunProfile:
@@ -154,8 +155,12 @@ def with_estimates(profile: RunProfile, pace: Pace | None = None) -> RunProfile:
     """
     rate = rate_of(profile, pace)
     if pace is not None and pace.epochs and not profile.task.epochs:
-        trained = pace.total or (pace.seen if profile.end is RunEnd.FINISHED else 0)
+        # "Epoch 0/4" is of four or of five until it ends: no half epochs.
+        counted = pace.total if pace.total == int(pace.total) else 0
+        trained = pace.begun if profile.end is RunEnd.FINISHED else counted
         profile = profile.model_copy(update={"task": profile.task.model_copy(update={"epochs": round(trained)})})
+    if pace is not None and pace.optimizer_steps and pace.total and not profile.task.steps:
+        profile = profile.model_copy(update={"task": profile.task.model_copy(update={"steps": round(pace.total)})})
     whole = whole_run_of(profile, rate)
     found: dict[str, float | str] = {}
     if rate is not None:
@@ -175,12 +180,12 @@ def with_estimates(profile: RunProfile, pace: Pace | None = None) -> RunProfile:
 _FROM = {Method.OUTPUT: "by the command's own output", Method.NETWORK: "by the bytes sent per step"}
 
 
-def rate_sentence(profile: RunProfile, rate: Rate | None) -> str:
-    """Return a sentence with the rate and the whole training's estimated duration."""
+def rate_sentence(profile: RunProfile, rate: Rate | None, choice: Choice | None = None) -> str:
+    """Return a sentence with the rate and the whole training's estimated duration, or with the output's counters."""
     if profile.end is RunEnd.FINISHED:
         return f"the training got to its end: {profile.duration_s:.3g} s here are measured"
     if rate is None:
-        return _no_rate(profile)
+        return _no_rate(profile, choice or Choice())
     text = f"rate: {rate.per_s:.3g} {rate.unit.value}s/s, +-{1.96 * rate.relative_error:.0%} ({_FROM[rate.method]})"
     whole = whole_run_of(profile, rate)
     if whole is not None:
@@ -188,18 +193,31 @@ def rate_sentence(profile: RunProfile, rate: Rate | None) -> str:
     if rate.unit is Unit.EPOCH:
         return f"{text}; of how many epochs is not known: give --epochs here, or epochs in job.yaml"
     return (
-        f"{text}; of how many steps is not known: give --batch-size, and --epochs and --samples-per-epoch here or in "
-        "job.yaml"
+        f"{text}; of how many steps is not known: give --steps, or --batch-size, and --epochs and --samples-per-epoch "
+        "here or in job.yaml"
     )
 
 
-def _no_rate(profile: RunProfile) -> str:
+def _no_rate(profile: RunProfile, choice: Choice) -> str:
     return (
-        f"no rate of training was found{_repetition(profile)}: "
+        f"no rate of training was found{_repetition(profile)}{_reason(choice)}: "
         '`turnbuckle advise` will say "not known". Any of these gives it: '
         "--features features.json (turnbuckle features ... --json), with two workers or more; a command that prints "
-        "its epochs or steps, such as `epoch 3/50`; a run that gets to its end (fewer epochs, with --epochs)"
+        "its epochs or steps, such as `epoch 3/50`, or writes them to $TURNBUCKLE_PROGRESS_FILE (docs/advisor.md); a "
+        "run that gets to its end (fewer epochs, with --epochs)"
     )
+
+
+def _reason(choice: Choice) -> str:
+    """Why the output's counters give none, and which they are."""
+    text = f" ({choice.why})" if choice.why else ""
+    if not choice.candidates:
+        return text
+    shown = "; ".join(
+        f"{one.label!r} {one.value:g}" + (f" of {one.total:g}" if one.total else "") + f", {one.per_s:.3g}/s"
+        for one in choice.candidates
+    )
+    return f"{text}. It printed these counters, and --progress LABEL names the one of the whole training: {shown}"
 
 
 def _repetition(profile: RunProfile) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -18,15 +19,18 @@ from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus.api import Bus
 from services._runtime.command.tool_events import emit
 from services.collector.profiler.options import LocalRunPlan
-from services.collector.profiler.progress import Pace, ProgressReader, lines_of
+from services.collector.profiler.progress.choice import Choice
+from services.collector.profiler.progress.reader import ProgressReader
+from services.collector.profiler.progress.text import lines_of
 from services.collector.profiler.rate import with_estimates
 from services.collector.profiler.secrets import mask_command
 from services.collector.profiler.series import Recording, Usage, series_of
 from services.collector.profiler.worker_environment import MASTER
-from services.collector.profiler.workers import LocalWorkers, Worker
+from services.collector.profiler.workers import LocalWorkers, Worker, progress_file
 
 MOST_BYTES: Final = 1 << 18
-"""Of one reading of one file: what a command writes beyond it is read at the next one."""
+"""Of one reading of one file. Of more that was written since the last one only the end is read: a line that is read
+later than it was written would have the wrong time."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,8 @@ class OutputFile:
     """One file that grows."""
 
     path: Path
+    skipped_bytes: int = 0
+    """Written faster than it was read, and left out."""
     _read: int = 0
     _rest: bytes = b""
 
@@ -41,11 +47,16 @@ class OutputFile:
         """Return the whole lines since the last call; none where there is no such file (yet)."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._read)
+                skip = max(0, os.fstat(file.fileno()).st_size - self._read - MOST_BYTES)
+                file.seek(self._read + skip)
                 new = file.read(MOST_BYTES)
         except OSError:
             return ()
-        self._read += len(new)
+        self._read += skip + len(new)
+        if skip:
+            # The first line has lost its beginning.
+            self.skipped_bytes += skip
+            self._rest, new = b"", re.sub(rb"^[^\r\n]*", b"", new)
         lines, self._rest = lines_of(self._rest + new)
         return lines
 
@@ -63,7 +74,8 @@ class LocalRun:
         self._changed = asyncio.Event()
         self._interrupts = 0
         self._recordings: list[Recording] = []
-        self._progress = ProgressReader(plan.interval_s)
+        self._progress = ProgressReader(plan.interval_s, plan.known_progress, plan.progress_pattern)
+        self._records = OutputFile(progress_file(plan.logs, MASTER))
         self._output = [OutputFile(plan.logs / f"{MASTER}.{kind}") for kind in ("out", "err")]
         self.load_average = 0.0
         self.started_ns = 0
@@ -156,11 +168,15 @@ class LocalRun:
         for file in self._output:
             for line in file.new_lines():
                 self._progress.take(line, elapsed_s)
+            if file.skipped_bytes:
+                self._progress.skip()
+        for line in self._records.new_lines():
+            self._progress.take_record(line, elapsed_s)
 
     @property
-    def pace(self) -> Pace | None:
-        """The rate of progress by the command's own output."""
-        return self._progress.pace()
+    def choice(self) -> Choice:
+        """The rate by the progress file or the command's output, or why there is none."""
+        return self._progress.choice()
 
     def _take(self, elapsed_s: float) -> None:
         self._read_output(elapsed_s)
@@ -218,7 +234,7 @@ class LocalRun:
             load_average=self.load_average,
             reason=self.reason,
         )
-        return with_estimates(recorded, self.pace)
+        return with_estimates(recorded, self.choice.pace)
 
     def _reason(self) -> str:
         """Why it failed, as text; empty if it has not. Reads the sandboxes, which must still exist."""

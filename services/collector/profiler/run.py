@@ -6,7 +6,8 @@ Standard output has one JSON object a line:
 - ``sample``: elapsed_s, limit_s, workers with the four values of the last interval
 - ``stopping``: why
 - ``row``: a worker with its means, at the end
-- ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, published
+- ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, published,
+  progress (pace, why, candidates)
 - ``error``: message, exit_code, kind; of a worker that died also worker, worker_exit_code, stderr_tail
 
 Exit codes: 0; 2 a wrong command line; 65 the command failed, or ran for less than ten samples; 69 no root, no control
@@ -126,9 +127,10 @@ async def _finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus 
     published = await publish(journal, bus)
     for worker in profile.workers:
         emit("row", **_row(worker))
-    rate = rate_of(profile, run.pace)
-    emit("result", **_result(profile, rate), profile=str(path), published=published)
-    say(rate_sentence(profile, rate))
+    choice = run.choice
+    rate = rate_of(profile, choice.pace)
+    emit("result", **_result(profile, rate), progress=asdict(choice), profile=str(path), published=published)
+    say(rate_sentence(profile, rate, choice))
     if run.dead_worker is not None:
         return _emit_death(run.dead_worker, profile.reason)
     return ExitCode.INTERRUPTED if run.end is RunEnd.INTERRUPTED else ExitCode.OK

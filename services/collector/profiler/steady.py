@@ -20,7 +20,8 @@ def warm_up(durations: Series) -> int:
 
     The marginal standard error rule (MSER; White 1997, "An effective truncation heuristic for bias reduction in
     simulation output"): what is left out is what makes the standard error of the mean of the rest smallest. Only a
-    slower beginning is a warm-up: a faster one is part of what varies.
+    slower beginning is a warm-up, and it ends at the first step that is as fast as the later half's median: a long
+    pause after fast steps, such as the first validation, is part of what varies.
     """
     values = np.asarray(durations, dtype=np.float64)
     if len(values) < _LEAST_DURATIONS:
@@ -32,7 +33,10 @@ def warm_up(durations: Series) -> int:
     squared_error = np.maximum(second / left - (first / left) ** 2, 0.0) / left
     # Rounding leaves equal durations a variance of some 1e-32 times their square: then nothing is left out.
     squared_error[squared_error <= 1e-18 * float(values @ values)] = 0.0
-    found = int(np.argmin(squared_error[: len(values) // 2 + 1]))
+    half = len(values) // 2
+    as_fast = values[:half] <= float(np.median(values[half:])) * (1.0 + 1e-9)
+    slow = int(np.argmax(as_fast)) if bool(as_fast.any()) else half
+    found = int(np.argmin(squared_error[: slow + 1]))
     return found if found and values[:found].mean() > values[found:].mean() else 0
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from services._jobs.sandbox.network import DEVICE
 from services._jobs.sandbox.sandbox import Output, Sandbox, Sandboxes
 from services._runtime.child_process import log_tail
+from services.collector.profiler.progress.file import VARIABLE
 from services.collector.profiler.series import Counters
 from services.collector.profiler.worker_environment import (
     Rendezvous,
@@ -68,6 +69,11 @@ class Worker:
         return log_tail(self.stderr, _TAIL_BYTES).splitlines()
 
 
+def progress_file(logs: Path, worker: str) -> Path:
+    """Where a worker may write its progress; it need not exist."""
+    return logs / f"{worker}.progress"
+
+
 class LocalWorkers:
     """All workers of a run. Start and use it from a thread that lives as long as they do."""
 
@@ -110,7 +116,9 @@ class LocalWorkers:
         meeting = Rendezvous(launch.workers, self._made[0].address, launch.master_port, DEVICE, threads)
         for rank, sandbox in enumerate(self._made):
             output = Output(launch.logs / f"{sandbox.name}.out", launch.logs / f"{sandbox.name}.err")
-            process = sandbox.spawn(launch.argv, worker_environment(os.environ, rank, meeting), None, output)
+            environment = worker_environment(os.environ, rank, meeting)
+            environment[VARIABLE] = str(progress_file(launch.logs, sandbox.name))
+            process = sandbox.spawn(launch.argv, environment, None, output)
             self.workers.append(Worker(sandbox.name, sandbox, process, launch.logs / f"{sandbox.name}.err"))
 
     def watch(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services.collector.profiler.progress import ProgressReader
+from services.collector.profiler.progress.reader import ProgressReader
 from services.collector.profiler.rate import rate_of, whole_run_of
 from services.collector.profiler.steady import completions, warm_up
 from services.collector.profiler.throughput import ring_bytes_per_step
