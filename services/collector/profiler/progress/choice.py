@@ -65,7 +65,7 @@ class Choice:
     candidates: tuple[Candidate, ...] = ()
 
 
-def choose(counters: Counters, known: Known, resolution_s: float, complete: bool = True) -> Choice:
+def choose(counters: Counters, known: Known, resolution_s: float, *, complete: bool = True) -> Choice:
     """Return the rate of the counter that counts the training.
 
     Args:
@@ -95,7 +95,7 @@ def _named(counters: Counters, known: Known, resolution_s: float) -> Choice:
         return Choice(None, f"no counter of its output has the label {known.label!r}")
     one = max(found, key=lambda counter: (counter.changes, counter.total))
     epochs = one.unit is Unit.EPOCH
-    track = _runs_as_epochs(one, known, 0.0) if one.restarts else _as_whole(one, known, epochs)
+    track = _runs_as_epochs(one, known, 0.0) if one.restarts else _as_whole(one, known, epochs=epochs)
     pace = fit(track, resolution_s)
     return Choice(pace, "" if pace else f"the counter {known.label!r} has not changed often enough yet")
 
@@ -194,13 +194,12 @@ class _Tracks:
             total = float(round(epochs)) if epochs and abs(epochs - round(epochs)) < 0.1 * max(epochs, 1) else 0.0
             if not total:
                 return self._by_spanning(spanning, per_epoch)
-            spanning_track = self._by_spanning(spanning, spanning.total / total)
-            return spanning_track
-        return [Track([(mark.at_s, mark.value) for mark in marks], True, total, period=1.0)]
+            return self._by_spanning(spanning, spanning.total / total)
+        return [Track([(mark.at_s, mark.value) for mark in marks], epochs=True, total=total, period=1.0)]
 
     def _by_spanning(self, one: Counter, per_epoch: float) -> list[Track]:
         marks = [(mark.at_s, mark.value) for mark in one.runs[0].marks]
-        return [Track(marks, False, one.total, per_epoch, optimizer_steps=one.unit is Unit.STEP)]
+        return [Track(marks, epochs=False, total=one.total, period=per_epoch, optimizer_steps=one.unit is Unit.STEP)]
 
     def _numbered(self, outer: Counter, inner: Counter | None) -> Track:
         """By an epoch's number, and within it by the steps of their total."""
@@ -212,7 +211,7 @@ class _Tracks:
         )
         if at_end:
             done = [(mark.at_s, mark.value - base + 1.0) for mark in marks]
-            return Track(done, True, total, 1.0, error, begun=done[-1][1], few=2)
+            return Track(done, epochs=True, total=total, period=1.0, total_error=error, begun=done[-1][1], few=2)
         done = [(mark.at_s, mark.value - base + (mark.within or 0.0)) for mark in marks]
         now = outer.last.value - base
         if inner is not None and inner.last.line >= outer.last.line:
@@ -223,7 +222,7 @@ class _Tracks:
             # Whether such a line stands at the beginning of its epoch or at its end cannot be seen.
             error = math.hypot(error, _HALF_A_UNIT / total)
         few = 1 if outer.drawn or inner is not None or any(mark.within is not None for mark in marks) else 2
-        return Track(done, True, total, 1.0, error, begun=now + 1.0, few=few)
+        return Track(done, epochs=True, total=total, period=1.0, total_error=error, begun=now + 1.0, few=few)
 
     def _total_of(self, outer: Counter) -> tuple[float, float]:
         """Number of epochs, and the relative standard error of it where counting from 0 leaves it open."""
@@ -269,9 +268,7 @@ class _Tracks:
         if total:
             found = [one for one in self._steps if not one.total]
             if found:
-                return [
-                    _as_whole(max(found, key=lambda one: one.changes), replace(self._known, steps=int(total)), False)
-                ]
+                return [_as_whole(max(found, key=lambda one: one.changes), replace(self._known, steps=int(total)))]
         return []
 
     def _over_another(self) -> list[Track]:
@@ -288,7 +285,7 @@ class _Tracks:
             ]
             if len(within) > 1 and one.first.value < one.last.value:
                 marks = [(mark.at_s, mark.value) for mark in one.runs[0].marks]
-                return [Track(marks, True, one.total, 1.0, begun=one.last.value)]
+                return [Track(marks, epochs=True, total=one.total, period=1.0, begun=one.last.value)]
         return []
 
     def _by_steps(self) -> list[Track]:
@@ -298,7 +295,7 @@ class _Tracks:
         if not found or (self._known.epochs > 1 and not self._known.steps and any(one.total for one in found)):
             return []
         one = max(found, key=lambda counter: (counter.total > 0, counter.changes))
-        return [_as_whole(one, self._known, False)]
+        return [_as_whole(one, self._known)]
 
     def _by_runs(self) -> list[Track]:
         found = [one for one in self._parts if one.restarts and not self._ended(one)]
@@ -308,7 +305,7 @@ class _Tracks:
                 return [_runs_as_epochs(one, self._known, self._epoch_total)]
         single = [one for one in self._parts if not one.restarts and not self._ended(one)]
         if self._known.epochs == 1 and len(single) == 1:
-            return [replace(_as_whole(single[0], self._known, False), total=single[0].total)]
+            return [replace(_as_whole(single[0], self._known), total=single[0].total)]
         return []
 
     def _ended(self, one: Counter) -> bool:
@@ -374,14 +371,14 @@ def _runs_as_epochs(one: Counter, known: Known, total: float) -> Track:
     done = [(run.first.at_s, run.number + run.first.value / size) for run in one.runs]
     now = one.runs[-1]
     done += [(mark.at_s, now.number + mark.value / size) for mark in now.marks[1:]]
-    return Track(done, True, float(known.epochs) or total, 1.0, begun=now.number + 1.0)
+    return Track(done, epochs=True, total=float(known.epochs) or total, period=1.0, begun=now.number + 1.0)
 
 
-def _as_whole(one: Counter, known: Known, epochs: bool) -> Track:
+def _as_whole(one: Counter, known: Known, *, epochs: bool = False) -> Track:
     """A counter that counts the whole training."""
     marks = [(mark.at_s, mark.value) for mark in one.runs[0].marks]
     total = one.total or float(known.epochs if epochs else known.steps)
-    return Track(marks, epochs, total, optimizer_steps=one.unit is Unit.STEP, begun=one.last.value)
+    return Track(marks, epochs=epochs, total=total, optimizer_steps=one.unit is Unit.STEP, begun=one.last.value)
 
 
 def _alternates(one: Counter) -> bool:

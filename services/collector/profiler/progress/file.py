@@ -3,8 +3,8 @@
     {"step": 120, "steps": 5000}
     {"epoch": 2.5, "epochs": 10}
 
-``step`` and ``epoch`` are what is done of the whole training, from 0; ``steps`` and ``epochs`` are the whole. A line may
-have all four, and other fields. Each later line counts at least as far.
+``step`` and ``epoch`` are what is done of the whole training, from 0; ``steps`` and ``epochs`` are the whole. A line
+may have all four, and other fields. Each later line counts at least as far.
 """
 
 from __future__ import annotations
@@ -82,7 +82,15 @@ class ProgressRecords:
         period = 1.0 if name == "epoch" else totals["step"] / totals["epoch"] if all(totals.values()) else 0.0
         # One line per epoch: each is the end of one.
         few = 2 if name == "epoch" and all(mark.value == int(mark.value) for mark in run.marks) else 1
-        track = Track(marks, name == "epoch", totals[name], period, 0.0, name == "step", run.last.value, few)
+        track = Track(
+            marks,
+            epochs=name == "epoch",
+            total=totals[name],
+            period=period,
+            optimizer_steps=name == "step",
+            begun=run.last.value,
+            few=few,
+        )
         pace = fit(track, resolution_s)
         why = f"{VARIABLE} has {len(marks)} different counts: too few for a rate, let it train longer"
         return Choice(pace, "" if pace else why)

@@ -40,7 +40,7 @@ class ProgressReader:
             total = number_of(found[2]) if self.pattern.groups > 1 and found[2] else 0.0
         except (TypeError, ValueError):
             return  # the group has matched something else than a number
-        one = Reading(Unit.UNNAMED, self.known.label, value, total, Use.TRAINING, False)
+        one = Reading(Unit.UNNAMED, self.known.label, value, total, Use.TRAINING)
         self.counters.add(one, Mark(elapsed_s, value, self.counters.lines))
 
     def take_record(self, line: str, elapsed_s: float) -> None:
@@ -55,7 +55,7 @@ class ProgressReader:
         """Return the rate, or why it is not known; the progress file goes before all that is printed."""
         if self.records.used:
             return self.records.choice(self.known, self.resolution_s)
-        found = choose(self.counters, self.known, self.resolution_s, self.complete)
+        found = choose(self.counters, self.known, self.resolution_s, complete=self.complete)
         if self.records.problem and found.pace is None:
             return Choice(None, self.records.problem, found.candidates)
         return found

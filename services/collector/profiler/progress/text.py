@@ -1,7 +1,7 @@
 """Numbers of a line of output that may count a training's progress, each with its label.
 
-Such a number is of a total (``120/500``, ``[3/10]``), or follows a word (``epoch 3``, ``"step": 120``), or begins the line
-as boosting libraries have it (``[12]``, ``12:``). Percentages, durations and losses are none.
+Such a number is of a total (``120/500``, ``[3/10]``), or follows a word (``epoch 3``, ``"step": 120``), or begins the
+line as boosting libraries have it (``[12]``, ``12:``). Percentages, durations and losses are none.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Reading(NamedTuple):
     total: float
     """0: none."""
     use: Use
-    bare: bool
+    bare: bool = False
     """The line says nothing else: no loss, no time."""
     drawn: bool = False
     """It stands in a bar, which counts what is done: from 0 to its total."""
@@ -162,12 +162,12 @@ def readings(line: str) -> tuple[Reading, ...]:
 def _found(text: str) -> Iterator[tuple[int, Reading]]:
     """The readings with their places."""
     if (pair := _EPOCH_AND_STEP.search(text)) is not None:
-        yield pair.start(), Reading(Unit.EPOCH, "[epoch", float(pair["epoch"]), 0.0, Use.TRAINING, False)
-        yield pair.start() + 1, Reading(Unit.STEP, "[epoch, step", float(pair["step"]), 0.0, Use.TRAINING, False)
+        yield pair.start(), Reading(Unit.EPOCH, "[epoch", float(pair["epoch"]), 0.0, Use.TRAINING)
+        yield pair.start() + 1, Reading(Unit.STEP, "[epoch, step", float(pair["step"]), 0.0, Use.TRAINING)
         return
     if (first := _LEADING.match(text)) is not None:
         value = float(first["boosting"] or first["catboost"])
-        yield 0, Reading(Unit.STEP, "[#]" if first["boosting"] else "#:", value, 0.0, Use.TRAINING, False)
+        yield 0, Reading(Unit.STEP, "[#]" if first["boosting"] else "#:", value, 0.0, Use.TRAINING)
         return
     taken: list[tuple[int, int]] = []
     for one in _KEYED.finditer(text):
@@ -181,7 +181,7 @@ def _found(text: str) -> Iterator[tuple[int, Reading]]:
         value, total = number_of(one["value"]), number_of(one["total"])
         before = text[: one.start()]
         if 2 <= total >= value and not _NO_COUNT.search(before[-24:]):
-            yield one.start(), Reading(Unit.UNNAMED, label_of(before), value, total, _use(before), False)
+            yield one.start(), Reading(Unit.UNNAMED, label_of(before), value, total, _use(before))
 
 
 def _keyed(text: str, found: re.Match[str]) -> Reading | None:
