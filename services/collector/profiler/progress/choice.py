@@ -33,6 +33,11 @@ _HALF_A_UNIT: Final = 0.3
 _END_OF_EPOCH: Final = 0.9
 """An epoch's line that comes after this part of its steps is printed at its end."""
 _DISAGREEMENT: Final = 1.5
+_LEAST_SHARE: Final = 0.5
+"""Of the time since the first epoch's number: a counter that moved for less of it does not explain it."""
+_LEAST_STEADY_MARKS: Final = 4
+_MOST_BEND: Final = 0.4
+"""Of a counter's growth: how far it may be from a straight line, at a long pause or a slow beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,12 @@ class _Tracks:
 
     def _spanning(self, outer: Counter) -> Counter | None:
         """A counter of a total that goes on from one epoch to the next."""
-        found = [one for one in self._parts if not one.restarts and _spans(one, outer)]
+        moved_s = self._counters.last_s - outer.first.at_s
+        found = [
+            one
+            for one in self._parts
+            if not one.restarts and one.active_s >= _LEAST_SHARE * moved_s and _steady(one) and _spans(one, outer)
+        ]
         return max(found, key=lambda one: one.active_s, default=None)
 
     def _printed_at_end(self, outer: Counter, inner: Counter) -> bool:
@@ -313,6 +323,18 @@ class _Tracks:
         since_s = self._counters.last_s - one.last.at_s
         pause_s = max((b.first.at_s - a.last.at_s for a, b in zip(one.runs, one.runs[1:], strict=False)), default=0.0)
         return one.complete and since_s > max(2.0 * one.active_s / len(one.runs), 2.0 * pause_s) > 0
+
+
+def _steady(one: Counter) -> bool:
+    """Whether a counter grows in proportion to the time, pauses aside: a number that happens to grow does not."""
+    marks = one.runs[0].marks
+    if len(marks) < _LEAST_STEADY_MARKS:
+        return False
+    times, values = np.array([(mark.at_s, mark.value) for mark in marks]).T
+    if times[-1] <= times[0]:
+        return False
+    line = values[0] + (values[-1] - values[0]) * (times - times[0]) / (times[-1] - times[0])
+    return bool(np.abs(values - line).max() < _MOST_BEND * (values[-1] - values[0]))
 
 
 def _spans(one: Counter, outer: Counter) -> bool:

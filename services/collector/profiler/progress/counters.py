@@ -72,10 +72,13 @@ class Counter:
     """It is a bar's, which counts what is done."""
     runs: list[Run]
     changes: int = 0
+    seen: int = 1
+    """Lines that it was in."""
 
     def add(self, value: float, mark: Mark, bare: bool) -> None:
         """Take the value that a line has."""
         now = self.runs[-1]
+        self.seen += 1
         self.bare = self.bare and bare
         if value > now.last.value:
             now.add(mark)
@@ -164,8 +167,8 @@ class Counters:
         return next(iter(totals)) if len(totals) == 1 else 0.0
 
     def _drop(self) -> None:
-        """Keep those that changed most often, and of the others the newest."""
-        kept = sorted(self._counters.items(), key=lambda item: (item[1].changes, item[1].last.line))[-MAX_COUNTERS:]
+        """Keep those that were printed most often, and of the others the newest."""
+        kept = sorted(self._counters.items(), key=lambda item: (item[1].seen, item[1].last.line))[-MAX_COUNTERS:]
         self.dropped += len(self._counters) - len(kept)
         self._counters = dict(sorted(kept, key=lambda item: item[1].first.line))
 

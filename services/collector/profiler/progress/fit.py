@@ -84,9 +84,9 @@ def fit(track: Track, resolution_s: float) -> Pace | None:
         return _pace(track, marks, per_s, error, used[-1])
     if track.few > 1 or len(marks) < _LEAST_MARKS:
         return None
-    per_s, error = _by_marks(marks, resolution_s)
-    if track.period > 0:
-        per_s, error = per_s / UNSEEN, math.hypot(error, UNSEEN_ERROR)
+    per_s, error, paused = _by_marks(marks, resolution_s)
+    if (unseen := _unseen(track, marks[-1][1], paused=paused)) > 0:
+        per_s, error = per_s / (1.0 + (UNSEEN - 1.0) * unseen), math.hypot(error, UNSEEN_ERROR * unseen)
     return _pace(track, marks, per_s, error, marks[-1])
 
 
@@ -110,6 +110,13 @@ def _pace(
         begun=max(track.begun, at[1]),
         optimizer_steps=track.optimizer_steps,
     )
+
+
+def _unseen(track: Track, done: float, *, paused: bool) -> float:
+    """How far pauses are to be expected that were not seen, from 0 to 1: none after half of a training without any."""
+    if track.period > 0:
+        return 1.0
+    return max(0.0, 1.0 - 2.0 * done / track.total) if track.total > 0 and not paused else 0.0
 
 
 def _increasing(marks: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -148,7 +155,8 @@ def _by_epochs(ends: list[tuple[float, float]], resolution_s: float) -> tuple[fl
     return span / span_s, math.hypot(error, resolution_s / span_s / math.sqrt(6.0)), ends
 
 
-def _by_marks(marks: list[tuple[float, float]], resolution_s: float) -> tuple[float, float]:
+def _by_marks(marks: list[tuple[float, float]], resolution_s: float) -> tuple[float, float, bool]:
+    """Rate, its relative standard error, and whether there was a pause."""
     times, done = np.array(marks).T
     durations = np.diff(times) / np.diff(done)
     first = warm_up(durations)
@@ -159,9 +167,8 @@ def _by_marks(marks: list[tuple[float, float]], resolution_s: float) -> tuple[fl
     pause_s = float(np.max(np.diff(times) - steps * float(np.median(durations)), initial=0.0))
     pause = 0.5 * pause_s / span_s if pause_s > 2.0 * resolution_s else 0.0
     few = 0.5 / span if len(durations) < 4 and span >= 1.0 else 0.25 / len(durations)
-    return span / span_s, float(
-        np.linalg.norm([_block_spread(times, done), pause, few, resolution_s / span_s / math.sqrt(6.0)])
-    )
+    error = float(np.linalg.norm([_block_spread(times, done), pause, few, resolution_s / span_s / math.sqrt(6.0)]))
+    return span / span_s, error, pause > 0
 
 
 def _spread(durations: Series) -> float:

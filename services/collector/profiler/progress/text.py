@@ -181,7 +181,17 @@ def _found(text: str) -> Iterator[tuple[int, Reading]]:
         value, total = number_of(one["value"]), number_of(one["total"])
         before = text[: one.start()]
         if 2 <= total >= value and not _NO_COUNT.search(before[-24:]):
-            yield one.start(), Reading(Unit.UNNAMED, label_of(before), value, total, _use(before))
+            yield (
+                one.start(),
+                Reading(
+                    Unit.UNNAMED,
+                    label_of(before),
+                    value,
+                    total,
+                    _use(before),
+                    drawn=_TQDM.match(text[one.end() :]) is not None,
+                ),
+            )
 
 
 def _keyed(text: str, found: re.Match[str]) -> Reading | None:

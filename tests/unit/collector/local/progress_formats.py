@@ -214,7 +214,9 @@ FORMATS = (
     Format("tqdm, one without names, with --epochs", bars("", None), "epochs"),
     Format("tqdm, training and validation without names, with --epochs", bars("", ""), "epochs"),
     Format("tqdm, training and validation without names", bars("", "")),
-    Format("tqdm, bars before the training (B2)", bars("Epoch {e}/{E}", "Evaluating", prefix=("Map", "Map", "Loading"))),
+    Format(
+        "tqdm, bars before the training (B2)", bars("Epoch {e}/{E}", "Evaluating", prefix=("Map", "Map", "Loading"))
+    ),
     Format("tqdm, and a line after each epoch", bars("", None, after="Epoch {e}/{E} loss 0.31 acc 0.9")),
     Format("tqdm, unit_scale", whole("steps:  20%|██        | {k:.3g}k/{kT:.3g}k [00:02<00:18, 1.49kit/s]")),
     Format("transformers 4 Trainer", hugging_face(quoted=False, every=10)),
@@ -268,8 +270,10 @@ FORMATS = (
         "epochs",
     ),
     Format("PyTorch's tutorial, [1,  2000]", within_epochs("[{e}, {s:5d}] loss: 2.2", every=20), "epochs"),
-    Format("PyTorch's tutorial, Epoch 0/24", within_epochs(
-        "running loss 0.3", before="Epoch {e}/{last}", after="val Loss: 0.3 Acc: 0.9", first=0)),
+    Format(
+        "PyTorch's tutorial, Epoch 0/24",
+        within_epochs("running loss 0.3", before="Epoch {e}/{last}", after="val Loss: 0.3 Acc: 0.9", first=0),
+    ),
     Format(
         "timm",
         within_epochs(
@@ -314,7 +318,9 @@ FORMATS = (
     ),
     Format(
         "MMEngine, iterations",
-        whole("01/02 10:11:12 - mmengine - INFO - Iter(train) [{g:6d}/{T}]  lr: 1.0e-02  eta: 0:10:11  time: 0.2  loss: 0.3"),
+        whole(
+            "01/02 10:11:12 - mmengine - INFO - Iter(train) [{g:6d}/{T}]  lr: 1.0e-02  eta: 0:10:11  time: 0.2  loss: 0.3"
+        ),
     ),
     Format(
         "Megatron-LM",
@@ -334,12 +340,16 @@ FORMATS = (
     Format("nanoGPT, with --steps", whole("iter {g}: loss 3.21, time 200.12ms, mfu 1.23%"), "steps"),
     Format(
         "DeepSpeed, with --steps",
-        whole("[2024-01-02 10:11:12,123] [INFO] [logging.py:96:log_dist] [Rank 0] step={g}, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]"),
+        whole(
+            "[2024-01-02 10:11:12,123] [INFO] [logging.py:96:log_dist] [Rank 0] step={g}, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]"
+        ),
         "steps",
     ),
     Format(
         "torchtitan, with --steps",
-        whole("[rank0]:[titan] 2024-01-02 10:11:12,123 - root - INFO - \x1b[31mstep: {g:2d}  \x1b[32mloss:  7.1  \x1b[33mmemory:  0.5GiB(1.2%)  tps: 1,234"),
+        whole(
+            "[rank0]:[titan] 2024-01-02 10:11:12,123 - root - INFO - \x1b[31mstep: {g:2d}  \x1b[32mloss:  7.1  \x1b[33mmemory:  0.5GiB(1.2%)  tps: 1,234"
+        ),
         "steps",
     ),
     Format("XGBoost, with --steps", whole("[{g}]\ttrain-rmse:0.27805\teval-rmse:0.3", 1), "steps"),

@@ -17,7 +17,7 @@ from tests.unit.collector.local.progress_formats import FORMATS, Format, Trainin
 SEEDS = (0, 1)
 MOST_ERROR = 0.25
 LEAST_KNOWN = 35
-PARTS = (0.2, 1.0)
+PARTS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 
 
 @cache
