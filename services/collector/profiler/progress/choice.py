@@ -211,9 +211,10 @@ class _Tracks:
         marks = outer.runs[0].marks
         base = 0.0 if outer.drawn else min(outer.first.value, 1.0)
         total, error = self._total_of(outer)
-        at_end = (
-            not outer.drawn and inner is None and not any(mark.within is not None for mark in marks) and not outer.bare
-        )
+        parts = any(mark.within is not None for mark in marks)
+        # Of a line that comes several times in an epoch the first one is near its beginning.
+        repeated = outer.seen > 2 * (outer.changes + 1)
+        at_end = not (outer.drawn or outer.bare or parts or repeated or inner is not None)
         if at_end:
             done = [(mark.at_s, mark.value - base + 1.0) for mark in marks]
             return Track(done, epochs=True, total=total, period=1.0, total_error=error, begun=done[-1][1], few=2)
@@ -226,7 +227,7 @@ class _Tracks:
         elif inner is None and outer.bare and total and not outer.drawn:
             # Whether such a line stands at the beginning of its epoch or at its end cannot be seen.
             error = math.hypot(error, _HALF_A_UNIT / total)
-        few = 1 if outer.drawn or inner is not None or any(mark.within is not None for mark in marks) else 2
+        few = 1 if outer.drawn or inner is not None or parts else 2
         return Track(done, epochs=True, total=total, period=1.0, total_error=error, begun=now + 1.0, few=few)
 
     def _total_of(self, outer: Counter) -> tuple[float, float]:
@@ -294,8 +295,11 @@ class _Tracks:
                 if one.first.line <= run.first.line <= one.last.line
             ]
             if len(within) > 1 and one.first.value < one.last.value:
-                marks = [(mark.at_s, mark.value) for mark in one.runs[0].marks]
-                return [Track(marks, epochs=True, total=one.total, period=1.0, begun=one.last.value)]
+                # A bar counts what is done; a number counts the epoch under way, from 0 or 1.
+                base = 0.0 if one.drawn else min(one.first.value, 1.0)
+                marks = [(mark.at_s, mark.value - base) for mark in one.runs[0].marks]
+                begun = one.last.value + (0.0 if one.drawn else 1.0 - base)
+                return [Track(marks, epochs=True, total=one.total, period=1.0, begun=begun)]
         return []
 
     def _by_steps(self) -> list[Track]:

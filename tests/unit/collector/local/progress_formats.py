@@ -81,7 +81,14 @@ def epochs_only(line: str, first: int = 1) -> Callable[[Training], Lines]:
 
 
 def within_epochs(
-    line: str, before: str = "", after: str = "", first: int = 1, every: int = 10, zero: int = 0, validation: str = ""
+    line: str,
+    *,
+    before: str = "",
+    after: str = "",
+    first: int = 1,
+    every: int = 10,
+    zero: int = 0,
+    validation: str = "",
 ) -> Callable[[Training], Lines]:
     """Lines at the beginning, during and at the end of each epoch."""
 
@@ -105,30 +112,34 @@ def within_epochs(
 
 
 def bars(
-    train: str = "", valid: str | None = None, outer: str | None = None, prefix: tuple[str, ...] = (), after: str = ""
+    train: str = "",
+    valid: str | None = None,
+    *,
+    outer: str | None = None,
+    prefix: tuple[str, ...] = (),
+    after: str = "",
 ) -> Callable[[Training], Lines]:
-    """Bars of tqdm: of each epoch, of its validation, over the epochs, and before the training."""
+    """Bars of tqdm: of each epoch, of its validation, over the epochs, and before the training; ``-``: none."""
+
+    def within(job: Training, epoch: int, names: dict[str, int]) -> Lines:
+        if train != "-":
+            yield job.now_s, bar(0, job.steps, train.format(**names))
+        for step in job.over_steps(epoch, 3):
+            if train != "-":
+                yield job.now_s, bar(step, job.steps, train.format(**names))
+        for step in job.validate(2):
+            if valid is not None:
+                yield job.now_s, bar(step, job.validation_steps, valid.format(**names))
 
     def lines(job: Training) -> Lines:
-        at_s = 1.0
-        for desc in prefix:
-            for done in range(0, 101, 10):
-                at_s += 0.3
-                yield at_s, bar(done, 100, desc)
+        for at, (desc, done) in enumerate((desc, done) for desc in prefix for done in range(0, 101, 10)):
+            yield 1.0 + 0.3 * at, bar(done, 100, desc)
         for epoch in job.over_epochs():
             names = {"e": epoch + 1, "z": epoch, "E": job.epochs}
             if outer is not None:
                 yield job.now_s, bar(epoch, job.epochs, outer)
-            if train != "-":
-                yield job.now_s, bar(0, job.steps, train.format(**names))
-            for step in job.over_steps(epoch, 3):
-                if train != "-":
-                    yield job.now_s, bar(step, job.steps, train.format(**names))
-            for step in job.validate(2):
-                if valid is not None:
-                    yield job.now_s, bar(step, job.validation_steps, valid.format(**names))
-            if after:
-                yield job.now_s, after.format(**names)
+            yield from within(job, epoch, names)
+            yield job.now_s, after.format(**names)
         if outer is not None:
             yield job.now_s, bar(job.epochs, job.epochs, outer)
 
@@ -149,8 +160,8 @@ def whole(line: str, every: int = 10) -> Callable[[Training], Lines]:
     return lines
 
 
-def hugging_face(quoted: bool, every: int, evaluation: bool = True) -> Callable[[Training], Lines]:
-    """transformers' Trainer: a bar of all steps, dicts with the epoch, a bar of each evaluation."""
+def hugging_face(*, quoted: bool, every: int, evaluation: bool = True) -> Callable[[Training], Lines]:
+    """The Trainer of transformers: a bar of all steps, dicts with the epoch, a bar of each evaluation."""
 
     def lines(job: Training) -> Lines:
         quote = "'" if quoted else ""
@@ -287,7 +298,8 @@ FORMATS = (
     Format(
         "Swin",
         within_epochs(
-            "[2024-01-02 10:11:12 swin] (main.py 211): INFO Train: [{e}/{E}][{s}/{N}]\teta 0:10:11 lr 0.000001\t loss 6.9",
+            "[2024-01-02 10:11:12 swin] (main.py 211): INFO Train: [{e}/{E}][{s}/{N}]\teta 0:"
+            "10:11 lr 0.000001\t loss 6.9",
             first=0,
             zero=1,
         ),
@@ -295,23 +307,28 @@ FORMATS = (
     Format(
         "Ultralytics 8, tqdm (B6)",
         within_epochs(
-            "      {e}/{E}      2.51G      1.21      0.52      1.1         16        640:  20%|██        | {s}/{N} [00:01<00:03,  5.0it/s]",
+            "      {e}/{E}      2.51G      1.21      0.52      1.1         16        640:  20"
+            "%|██        | {s}/{N} [00:01<00:03,  5.0it/s]",
             every=3,
-            validation="                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95):  20%|██        | {v}/{V} [00:01<00:03]",
+            validation="                 Class     Images  Instances      Box(P          R      mAP50  m"
+            "AP50-95):  20%|██        | {v}/{V} [00:01<00:03]",
         ),
     ),
     Format(
         "Ultralytics 8.3, own bars",
         within_epochs(
-            "\x1b[K      {e}/{E}      2.51G      1.21      0.52      1.1         16        640: 20% ━━╸───────── {s}/{N} 5.0it/s 0:04<0:16",
+            "\x1b[K      {e}/{E}      2.51G      1.21      0.52      1.1         16        64"
+            "0: 20% ━━╸───────── {s}/{N} 5.0it/s 0:04<0:16",
             every=3,
-            validation="\x1b[K                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 50% ━━━━── {v}/{V} 5.0it/s",
+            validation="\x1b[K                 Class     Images  Instances      Box(P          R      mA"
+            "P50  mAP50-95): 50% ━━━━── {v}/{V} 5.0it/s",
         ),
     ),
     Format(
         "MMEngine, epochs (B7)",
         within_epochs(
-            "01/02 10:11:12 - mmengine - INFO - Epoch(train)  [{e}][{s:3d}/{N}]  lr: 1.0e-02  eta: 0:10:11  time: 0.2  loss: 0.3",
+            "01/02 10:11:12 - mmengine - INFO - Epoch(train)  [{e}][{s:3d}/{N}]  lr: 1.0e-02 "
+            " eta: 0:10:11  time: 0.2  loss: 0.3",
             validation="01/02 10:11:12 - mmengine - INFO - Epoch(val)  [{e}][{v:3d}/{V}]    eta: 0:00:02  time: 0.2",
         ),
         "epochs",
@@ -332,7 +349,8 @@ FORMATS = (
     Format(
         "fairseq",
         within_epochs(
-            "2024-01-02 10:11:12 | INFO | train_inner | epoch {e:03d}:  {s:5d} / {N} loss=6.9, ppl=99, wps=1000, num_updates={g}, lr=1e-05",
+            "2024-01-02 10:11:12 | INFO | train_inner | epoch {e:03d}:  {s:5d} / {N} loss=6.9"
+            ", ppl=99, wps=1000, num_updates={g}, lr=1e-05",
             validation="2024-01-02 10:11:12 | INFO | valid | epoch {e:03d} | valid on 'valid' subset:  {v} / {V}",
         ),
         "epochs",

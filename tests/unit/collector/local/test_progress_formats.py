@@ -18,6 +18,7 @@ SEEDS = (0, 1)
 MOST_ERROR = 0.25
 LEAST_KNOWN = 35
 PARTS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+"""Of a run's duration, at which it is cut."""
 
 
 @cache
@@ -58,7 +59,7 @@ def test_a_rate_is_right_or_not_known(form: Format, part: float, seed: int) -> N
     assert found is None or is_right(*found), found
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [0.2, 1.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_most_formats_are_known(part: float, seed: int) -> None:
     assert len(FORMATS) >= 45
