@@ -111,6 +111,19 @@ def within_epochs(
     return lines
 
 
+def bars_of_epoch(job: Training, epoch: int, train: str, valid: str | None) -> Lines:
+    """The bars of one epoch's training and validation."""
+    names = {"e": epoch + 1, "z": epoch, "E": job.epochs}
+    if train != "-":
+        yield job.now_s, bar(0, job.steps, train.format(**names))
+    for step in job.over_steps(epoch, 3):
+        if train != "-":
+            yield job.now_s, bar(step, job.steps, train.format(**names))
+    for step in job.validate(2):
+        if valid is not None:
+            yield job.now_s, bar(step, job.validation_steps, valid.format(**names))
+
+
 def bars(
     train: str = "",
     valid: str | None = None,
@@ -121,16 +134,6 @@ def bars(
 ) -> Callable[[Training], Lines]:
     """Bars of tqdm: of each epoch, of its validation, over the epochs, and before the training; ``-``: none."""
 
-    def within(job: Training, epoch: int, names: dict[str, int]) -> Lines:
-        if train != "-":
-            yield job.now_s, bar(0, job.steps, train.format(**names))
-        for step in job.over_steps(epoch, 3):
-            if train != "-":
-                yield job.now_s, bar(step, job.steps, train.format(**names))
-        for step in job.validate(2):
-            if valid is not None:
-                yield job.now_s, bar(step, job.validation_steps, valid.format(**names))
-
     def lines(job: Training) -> Lines:
         for at, (desc, done) in enumerate((desc, done) for desc in prefix for done in range(0, 101, 10)):
             yield 1.0 + 0.3 * at, bar(done, 100, desc)
@@ -138,7 +141,7 @@ def bars(
             names = {"e": epoch + 1, "z": epoch, "E": job.epochs}
             if outer is not None:
                 yield job.now_s, bar(epoch, job.epochs, outer)
-            yield from within(job, epoch, names)
+            yield from bars_of_epoch(job, epoch, train, valid)
             yield job.now_s, after.format(**names)
         if outer is not None:
             yield job.now_s, bar(job.epochs, job.epochs, outer)
@@ -336,13 +339,15 @@ FORMATS = (
     Format(
         "MMEngine, iterations",
         whole(
-            "01/02 10:11:12 - mmengine - INFO - Iter(train) [{g:6d}/{T}]  lr: 1.0e-02  eta: 0:10:11  time: 0.2  loss: 0.3"
+            "01/02 10:11:12 - mmengine - INFO - Iter(train) [{g:6d}/{T}]  lr: 1.0e-02  eta: "
+            "0:10:11  time: 0.2  loss: 0.3"
         ),
     ),
     Format(
         "Megatron-LM",
         whole(
-            " [2024-01-02 10:11:12] iteration {g:8d}/{T:8d} | consumed samples: {G:12d} | elapsed time per iteration (ms): "
+            " [2024-01-02 10:11:12] iteration {g:8d}/{T:8d} | consumed samples: {G:12d} | "
+            "elapsed time per iteration (ms): "
             "200.1 | learning rate: 1.5E-04 | global batch size:   100 | lm loss: 6.9E+00 |"
         ),
     ),
@@ -359,14 +364,16 @@ FORMATS = (
     Format(
         "DeepSpeed, with --steps",
         whole(
-            "[2024-01-02 10:11:12,123] [INFO] [logging.py:96:log_dist] [Rank 0] step={g}, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]"
+            "[2024-01-02 10:11:12,123] [INFO] [logging.py:96:log_dist] [Rank 0] step={g}, "
+            "skipped=0, lr=[0.001], mom=[(0.9, 0.999)]"
         ),
         "steps",
     ),
     Format(
         "torchtitan, with --steps",
         whole(
-            "[rank0]:[titan] 2024-01-02 10:11:12,123 - root - INFO - \x1b[31mstep: {g:2d}  \x1b[32mloss:  7.1  \x1b[33mmemory:  0.5GiB(1.2%)  tps: 1,234"
+            "[rank0]:[titan] 2024-01-02 10:11:12,123 - root - INFO - \x1b[31mstep: {g:2d}  "
+            "\x1b[32mloss:  7.1  \x1b[33mmemory:  0.5GiB(1.2%)  tps: 1,234"
         ),
         "steps",
     ),
