@@ -35,6 +35,7 @@ _END_OF_EPOCH: Final = 0.9
 _DISAGREEMENT: Final = 1.5
 _LEAST_SHARE: Final = 0.5
 """Of the time since the first epoch's number: a counter that moved for less of it does not explain it."""
+_MOST_OF_AN_EPOCH: Final = 0.999
 _LEAST_STEADY_MARKS: Final = 4
 _MOST_BEND: Final = 0.4
 """Of a counter's growth: how far it may be from a straight line, at a long pause or a slow beginning."""
@@ -200,11 +201,20 @@ class _Tracks:
             if not total:
                 return self._by_spanning(spanning, per_epoch)
             return self._by_spanning(spanning, spanning.total / total)
-        return [Track([(mark.at_s, mark.value) for mark in marks], epochs=True, total=total, period=1.0)]
+        return [Track([(mark.at_s, mark.value) for mark in marks], epochs=True, total=total, period=1.0, by_steps=True)]
 
     def _by_spanning(self, one: Counter, per_epoch: float) -> list[Track]:
         marks = [(mark.at_s, mark.value) for mark in one.runs[0].marks]
-        return [Track(marks, epochs=False, total=one.total, period=per_epoch, optimizer_steps=one.unit is Unit.STEP)]
+        return [
+            Track(
+                marks,
+                epochs=False,
+                total=one.total,
+                period=per_epoch,
+                by_steps=True,
+                optimizer_steps=one.unit is Unit.STEP,
+            )
+        ]
 
     def _numbered(self, outer: Counter, inner: Counter | None) -> Track:
         """By an epoch's number, and within it by the steps of their total."""
@@ -223,7 +233,7 @@ class _Tracks:
         if inner is not None and inner.last.line >= outer.last.line:
             run = inner.runs[-1]
             # What is printed for an epoch that has gone by is not of the one under way.
-            done += [(m.at_s, now + m.value / inner.total) for m in run.marks if m.line >= outer.last.line]
+            done += [(m.at_s, now + _part(m.value, inner.total)) for m in run.marks if m.line >= outer.last.line]
         elif inner is None and outer.bare and total and not outer.drawn:
             # Whether such a line stands at the beginning of its epoch or at its end cannot be seen.
             error = math.hypot(error, _HALF_A_UNIT / total)
@@ -391,12 +401,17 @@ def _value_at(run: Run, at: Mark) -> float:
     return float(np.interp(at.at_s, [mark.at_s for mark in run.marks], [mark.value for mark in run.marks]))
 
 
+def _part(value: float, total: float) -> float:
+    """The part of the epoch under way that its steps are: not all of it, since a validation may follow."""
+    return min(value / total, _MOST_OF_AN_EPOCH)
+
+
 def _runs_as_epochs(one: Counter, known: Known, total: float) -> Track:
     """Each run of a counter as an epoch: from the beginning of one to that of the next."""
     size = one.total or max((run.last.value for run in one.runs), default=1.0) or 1.0
     done = [(run.first.at_s, run.number + run.first.value / size) for run in one.runs]
     now = one.runs[-1]
-    done += [(mark.at_s, now.number + mark.value / size) for mark in now.marks[1:]]
+    done += [(mark.at_s, now.number + _part(mark.value, size)) for mark in now.marks[1:]]
     return Track(done, epochs=True, total=float(known.epochs) or total, period=1.0, begun=now.number + 1.0)
 
 

@@ -87,6 +87,7 @@ class ProgressRecords:
             epochs=name == "epoch",
             total=totals[name],
             period=period,
+            by_steps=few == 1,
             optimizer_steps=name == "step",
             begun=run.last.value,
             few=few,

@@ -18,6 +18,7 @@ UNSEEN_ERROR: Final = 0.13
 """The standard error of that: validation, checkpoints and shuffling of 0 to 35 % of an epoch are within two of them."""
 _LEAST_ERROR: Final = 0.01
 _LEAST_MARKS: Final = 3
+_LENGTH_ERROR: Final = 0.03
 _BLOCKS: Final = 8
 _ERROR_OF_FEW: Final = {1: 0.12, 2: 0.08, 3: 0.05, 4: 0.03}
 """By the number of whole epochs that the rate comes from: less cannot be known of so few."""
@@ -64,6 +65,8 @@ class Track:
     """Relative standard error of the remaining work, where it is unclear from which number is counted."""
     optimizer_steps: bool = False
     begun: float = 0.0
+    by_steps: bool = False
+    """Marks are counted steps: that of an epoch's end comes before its validation."""
     few: int = 1
     """Whole epochs without which there is no rate, if only they are counted."""
 
@@ -77,7 +80,7 @@ def fit(track: Track, resolution_s: float) -> Pace | None:
     marks = _increasing(track.marks)
     if len(marks) < 2:
         return None
-    ends = _epoch_ends(marks, track.period) if track.period > 0 else []
+    ends = _epoch_ends(marks, track) if track.period > 0 else []
     whole_epochs = len(ends) - 1
     if track.period > 0 and whole_epochs >= track.few:
         per_s, error, used = _by_epochs(ends, resolution_s)
@@ -131,13 +134,13 @@ def _increasing(marks: Sequence[tuple[float, float]]) -> list[tuple[float, float
     return found
 
 
-def _epoch_ends(marks: Sequence[tuple[float, float]], period: float) -> list[tuple[float, float]]:
-    """The first mark of each epoch: between two of them whole epochs lie."""
+def _epoch_ends(marks: Sequence[tuple[float, float]], track: Track) -> list[tuple[float, float]]:
+    """The first mark of each epoch: between two of them whole epochs lie, each with its validation."""
     found: list[tuple[float, float]] = []
     epoch = -1
     for at_s, done in marks:
-        # A millionth: a count of 2 epochs may be 1.9999999 as a float.
-        now = math.floor(done / period + 1e-6)
+        # A count of 2 epochs may be 1.9999999 as a float; the length of an epoch in steps may be off by some per cent.
+        now = math.floor(done / track.period + (-_LENGTH_ERROR if track.by_steps else 1e-6))
         if now > epoch:
             found.append((at_s, done))
             epoch = now
