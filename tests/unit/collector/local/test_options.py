@@ -96,3 +96,15 @@ def test_no_command() -> None:
     for arguments in ([], ["--workers", "2"], ["--"]):
         with pytest.raises(UsageError, match="no command"):
             parse(arguments)
+
+
+def test_steps_and_the_counter_of_progress() -> None:
+    plan = parse(["--steps", "6000", "--progress", "Epoch: [#][", "--", "python", "train.py"])
+    assert plan.task.steps == 6000
+    assert (plan.known_progress.steps, plan.known_progress.label) == (6000, "Epoch: [#][")
+    assert plan.progress_pattern is None
+    named = parse(["--progress", r"seen (\d+) of (\d+)", "--", "python", "train.py"])
+    assert named.progress_pattern is not None
+    assert parse(["--", "python", "train.py"]).progress_pattern is None
+    with pytest.raises(SystemExit):
+        parse(["--progress", "(a)(b)(c)", "--", "python", "train.py"])

@@ -315,11 +315,13 @@ class Shape:
                     "line": f"Epoch {epoch + 1}/{self.epochs}",
                 }.get(self.style, ""),
             )
-            for now_s, step in self._ends(now_s, self.steps, random):  # noqa: B007 - it goes on from there
+            for end_s, step in self._ends(now_s, self.steps, random):
+                now_s = end_s
                 word = f"epoch {epoch + 1}/{self.epochs} step {step}/{self.steps} loss {random.random():.3f}"
                 yield now_s, word if self.style == "word" else bar(step, self.steps)
                 yield now_s, f"lr {random.random():.2e} saved {epoch}.pt at step {step}, 12:30:0{step % 10}"
-            for now_s, step in self._ends(now_s, int(self.share * self.steps), random):
+            for end_s, step in self._ends(now_s, int(self.share * self.steps), random):
+                now_s = end_s
                 yield now_s, bar(step, int(self.share * self.steps), "Validation" if self.named else "")
             yield now_s, f"Epoch {epoch + 1}/{self.epochs}: loss 0.{epoch}" if self.style == "end" else ""
 
