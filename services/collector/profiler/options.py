@@ -58,11 +58,11 @@ class LocalRunPlan:
     use_bus: bool
 
     progress: str = ""
-    """The counter of the output that counts the training: its label, or a regular expression with a group."""
+    """The counter of the output that counts the training: its name, or a regular expression with a group."""
 
     @property
     def progress_pattern(self) -> re.Pattern[str] | None:
-        """`progress` where it is a regular expression; None: a label, or nothing."""
+        """`progress` where it is a regular expression; None: a name, or nothing."""
         return _pattern(self.progress)
 
     @property
@@ -152,9 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--progress",
         type=_progress,
-        metavar="LABEL",
-        help="which of the counters it prints counts the training: a label as shown without a rate, or a regular "
-        "expression with a group for the count and perhaps one for the whole, such as 'done (\\d+) of (\\d+)'",
+        metavar="COUNTER",
+        help="which number it prints counts the training: a counter as shown where no rate is found, such as "
+        "'Epoch: [#][#/5005', or a regular expression with a group for the count and perhaps one for the whole",
     )
     add("--samples-per-epoch", type=number_within(int, 1, 1 << 60), help="over all workers")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the training command")
@@ -232,21 +232,20 @@ def _size(text: str) -> int:
 
 
 def _pattern(text: str) -> re.Pattern[str] | None:
-    """A regular expression with one or two groups; None for other text, such as the label ``Epoch: [#][``."""
-    try:
-        pattern = re.compile(text)
-    except re.error:
-        return None
-    return pattern if 1 <= pattern.groups <= _MAX_GROUPS else None
+    """A regular expression; None for a counter's name, in which numbers are ``#``, and for nothing."""
+    return re.compile(text) if text and "#" not in text else None
 
 
 def _progress(text: str) -> str:
     try:
-        groups = re.compile(text).groups
-    except re.error:
-        return text  # a label such as "Epoch: [#][" is no regular expression
-    if groups > _MAX_GROUPS:
-        raise argparse.ArgumentTypeError(f"{text!r}: one group for the count, and perhaps one for the whole")
+        pattern = _pattern(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+    if not text or (pattern is not None and not 1 <= pattern.groups <= _MAX_GROUPS):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no counter as shown, with # for its number, and no regular expression with a group for the "
+            "count, and perhaps one for the whole"
+        )
     return text
 
 

@@ -213,11 +213,8 @@ def _reason(choice: Choice) -> str:
     text = f" ({choice.why})" if choice.why else ""
     if not choice.candidates:
         return text
-    shown = "; ".join(
-        f"{one.label!r} {one.value:g}" + (f" of {one.total:g}" if one.total else "") + f", {one.per_s:.3g}/s"
-        for one in choice.candidates
-    )
-    return f"{text}. It printed these counters, and --progress LABEL names the one of the whole training: {shown}"
+    shown = "; ".join(f"{one.name!r} at {one.value:g}, {one.per_s:.3g}/s" for one in choice.candidates)
+    return f"{text}. Its counters, of which --progress names that of the training: {shown}"
 
 
 def _repetition(profile: RunProfile) -> str:

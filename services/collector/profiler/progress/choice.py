@@ -48,15 +48,15 @@ class Known:
     epochs: int = 0
     steps: int = 0
     label: str = ""
-    """Of ``--progress``: a counter's label as it is shown."""
+    """Of ``--progress``: a counter's name as it is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A counter of the output, for people."""
 
-    label: str
-    total: float
+    name: str
+    """As ``--progress`` takes it."""
     value: float
     per_s: float
     """Within its runs."""
@@ -96,9 +96,10 @@ def choose(counters: Counters, known: Known, resolution_s: float, *, complete: b
 
 def _named(counters: Counters, known: Known, resolution_s: float) -> Choice:
     """The rate by the counter that the user has named; of several with one label the last that moved."""
-    found = [one for one in counters if one.label == known.label]
+    wanted = "".join(known.label.split())
+    found = [one for one in counters if one.label == known.label or "".join(one.name.split()) == wanted]
     if not found:
-        return Choice(None, f"no counter of its output has the label {known.label!r}")
+        return Choice(None, f"none of its output is the counter {known.label!r}")
     one = max(found, key=lambda counter: (counter.changes, counter.total))
     epochs = one.unit is Unit.EPOCH
     track = _runs_as_epochs(one, known, 0.0) if one.restarts else _as_whole(one, known, epochs=epochs)
@@ -109,7 +110,7 @@ def _named(counters: Counters, known: Known, resolution_s: float) -> Choice:
 def _candidates(counters: Counters) -> tuple[Candidate, ...]:
     moved = [one for one in counters if one.changes]
     moved.sort(key=lambda one: (one.use is Use.TRAINING, one.total > 0, one.active_s), reverse=True)
-    return tuple(Candidate(one.label, one.total, one.last.value, _rate_within(one)) for one in moved[:_MAX_CANDIDATES])
+    return tuple(Candidate(one.name, one.last.value, _rate_within(one)) for one in moved[:_MAX_CANDIDATES])
 
 
 def _rate_within(one: Counter) -> float:
@@ -167,8 +168,8 @@ class _Tracks:
         if len(single) == 1 and not self._epochs:
             one = single[0]
             return (
-                f"its count {_shown(one)} may be of the whole training or of the first epoch: give --steps, "
-                "--epochs 1, or --progress with its label"
+                f"its counter {one.name!r} may be of the whole training or of the first epoch: give --steps, "
+                f"--epochs 1, or --progress {one.name!r} where it is of the whole"
             )
         return ""
 
@@ -429,7 +430,3 @@ def _alternates(one: Counter) -> bool:
         return False
     even, odd = lasted[::2], lasted[1::2]
     return bool(even.min() > 1.3 * odd.max() or odd.min() > 1.3 * even.max())
-
-
-def _shown(one: Counter) -> str:
-    return f"{one.label!r} of {one.total:g}" if one.label else f"of {one.total:g}"

@@ -95,6 +95,12 @@ class Counter:
             self.runs = [*self.runs[:-2:2], *self.runs[-2:]]
 
     @property
+    def name(self) -> str:
+        """Label and total, as people see and give it: ``Epoch: [#][#/5005``, ``iter #``, ``#/500`` of a bar."""
+        space = "" if not self.label or self.label.endswith(("[", "(", "/")) else " "
+        return f"{self.label}{space}#" + (f"/{self.total:g}" if self.total else "")
+
+    @property
     def first(self) -> Mark:
         """The first mark of all."""
         return self.runs[0].first

@@ -216,7 +216,11 @@ class Format:
         """What the command line says."""
         flags = self.known.split(",")
         label = next((flag.removeprefix("label=") for flag in flags if flag.startswith("label=")), "")
-        return Known(job.epochs if "epochs" in flags else 0, job.total if "steps" in flags else 0, label)
+        return Known(
+            job.epochs if "epochs" in flags else 0,
+            job.total if "steps" in flags else 0,
+            label.replace("T", str(job.total)),
+        )
 
 
 FORMATS = (
@@ -380,7 +384,7 @@ FORMATS = (
     Format("XGBoost, with --steps", whole("[{g}]\ttrain-rmse:0.27805\teval-rmse:0.3", 1), "steps"),
     Format("CatBoost, with --steps", whole("{g}:\tlearn: 0.5\ttotal: 52ms\tremaining: 1.2s", 1), "steps"),
     Format("[i/N] of each epoch", within_epochs("[{s}/{N}] loss 0.3"), "epochs"),
-    Format("[i/N] of the whole, with --progress", whole("[{g}/{T}] loss 0.3"), "label=["),
+    Format("[i/N] of the whole, with --progress", whole("[{g}/{T}] loss 0.3"), "label=[#/T"),
     Format("Step 1,000/60,000 (B4)", whole("Step {G:,}/{TT:,} loss 0.3")),
     Format("Step 1_000/60_000 (B4)", whole("Step {G:_}/{TT:_} loss 0.3")),
     Format("epoch 3/50 with other numbers (B9)", best_and_times),

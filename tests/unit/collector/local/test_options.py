@@ -99,12 +99,13 @@ def test_no_command() -> None:
 
 
 def test_steps_and_the_counter_of_progress() -> None:
-    plan = parse(["--steps", "6000", "--progress", "Epoch: [#][", "--", "python", "train.py"])
+    plan = parse(["--steps", "6000", "--progress", "Epoch: [#][#/5005", "--", "python", "train.py"])
     assert plan.task.steps == 6000
-    assert (plan.known_progress.steps, plan.known_progress.label) == (6000, "Epoch: [#][")
+    assert (plan.known_progress.steps, plan.known_progress.label) == (6000, "Epoch: [#][#/5005")
     assert plan.progress_pattern is None
     named = parse(["--progress", r"seen (\d+) of (\d+)", "--", "python", "train.py"])
     assert named.progress_pattern is not None
     assert parse(["--", "python", "train.py"]).progress_pattern is None
-    with pytest.raises(SystemExit):
-        parse(["--progress", "(a)(b)(c)", "--", "python", "train.py"])
+    for wrong in ("(a)(b)(c)", "no group", "[unfinished", ""):
+        with pytest.raises(SystemExit):
+            parse(["--progress", wrong, "--", "python", "train.py"])

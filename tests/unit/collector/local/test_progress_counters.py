@@ -137,10 +137,11 @@ def test_a_single_bar_without_a_name_is_not_known() -> None:
     known = choice(lines)
     assert known.pace is None
     assert "may be of the whole training or of the first epoch" in known.why
-    assert [(one.label, one.total, one.value) for one in known.candidates] == [("", 500.0, 99.0)]
+    assert [(one.name, one.value) for one in known.candidates] == [("#/500", 99.0)]
     assert known.candidates[0].per_s == pytest.approx(1.0)
     assert found(lines, Known(steps=500)).total == 500
     assert found(lines, Known(epochs=1)).total == 500
+    assert found(lines, Known(label="#/500")).total == 500
     of_ten = found(lines, Known(steps=5_000))
     assert (of_ten.epochs, of_ten.total) == (True, 10.0)
 
@@ -148,9 +149,9 @@ def test_a_single_bar_without_a_name_is_not_known() -> None:
 def test_a_named_counter_is_the_trainings() -> None:
     lines = [(float(at), f"phase [{at}/300] and 3/{at + 7} besides") for at in range(60)]
     assert choice(lines).pace is None
-    pace = found(lines, Known(label="phase ["))
+    pace = found(lines, Known(label="phase [ #/300"))
     assert (pace.per_s, pace.total) == (pytest.approx(1.0, rel=0.1), 300)
-    assert "no counter of its output has the label 'nothing'" in choice(lines, Known(label="nothing")).why
+    assert "none of its output is the counter 'nothing #'" in choice(lines, Known(label="nothing #")).why
 
 
 def test_a_pattern_finds_a_counter_of_any_kind() -> None:
