@@ -174,6 +174,8 @@ class RankReply(Message):
     """The whole Pareto front, fastest first, including those not in `ranked`."""
     neighbours: tuple[Neighbour, ...] = ()
     proposals: tuple[Proposal, ...] = ()
+    worth_measuring: tuple[Configuration, ...] = ()
+    """Configurations whose time is not known, of which a run would say most: it makes them known."""
     nearest: ConfigurationPrediction | None = None
     """If no configuration meets budget and deadline: the one nearest to them."""
     rejected: dict[str, int] = Field(default_factory=dict)

@@ -10,10 +10,10 @@ from datetime import date
 from types import MappingProxyType
 
 from schemas.codec import CodecError, encode
-from schemas.jobs import Attributes, JobRecord, TaskFeatures
+from schemas.jobs import Attributes, Configuration, JobRecord, TaskFeatures
 from schemas.message import Message
 from schemas.runs import RunEnd, RunProfile
-from services.advisor.core.questions import MeasuredTasks, is_usable, lasted_enough
+from services.advisor.core.questions import MachineKey, MeasuredMachine, MeasuredTasks, is_usable, lasted_enough
 
 
 class Records:
@@ -33,6 +33,9 @@ class Records:
         """Local run by task, as records name it; its profile may arrive later."""
         self._batches: defaultdict[str, set[int]] = defaultdict(set)
         self._providers: set[str] = set()
+        self._machines: dict[MachineKey, Configuration] = {}
+        self._attributes: defaultdict[MachineKey, dict[str, list[Attributes]]] = defaultdict(dict)
+        """Distinct attributes of configurations, by machine and task."""
         self._priced: dict[tuple[str, str, date], JobRecord] = {}
 
     def __len__(self) -> int:
@@ -75,6 +78,11 @@ class Records:
         self._tasks[task] = record.task
         self._batches[task].add(where.batch_size)
         self._providers.add(where.provider)
+        machine = (where.provider, where.instance_type)
+        self._machines[machine] = where
+        found = self._attributes[machine].setdefault(task, [])
+        if where.attributes not in found:
+            found.append(where.attributes)
         if record.local_run:
             self._named_runs[task] = record.local_run
         if record.price is not None:
@@ -118,8 +126,13 @@ class Records:
                 MappingProxyType(local),
                 frozenset(self._providers),
                 MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in self._batches.items()}),
+                MappingProxyType({key: self._machine(key, newest) for key, newest in self._machines.items()}),
             )
         return self._measured
+
+    def _machine(self, key: MachineKey, newest: Configuration) -> MeasuredMachine:
+        tasks = {task: tuple(found) for task, found in self._attributes[key].items()}
+        return MeasuredMachine(newest, MappingProxyType(tasks))
 
 
 def _finite(attributes: Attributes) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from schemas.jobs import Configuration
 from schemas.predictions import (
     AdviceExplainReply,
     AdviceExplainRequest,
@@ -28,6 +29,7 @@ from schemas.predictions import (
 )
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.catalogue import Listing
+from services.advisor.core.measured_links import missing_link
 from services.advisor.core.questions import BadQuestionError, CompletedQuestion, MeasuredTasks, complete, question_table
 from services.advisor.core.spot import SpotTerms, expected_duration_s
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
@@ -88,8 +90,10 @@ def score_configurations(question: Question, context: ModelContext, *, spot: boo
     completed = complete(question, context.listing, context.measured)
     table = question_table(completed, context.trained.encoder)
     predictions = context.trained.predict(table)
-    if completed.why_unknown:
-        predictions = replace(predictions, unknown=(completed.why_unknown,) * len(table))
+    unknown = _why_unknown(completed, predictions.unknown, context.measured)
+    # What was measured of intervals on left-out tasks says nothing where nothing is known.
+    coverage = None if all(unknown) else predictions.coverage
+    predictions = replace(predictions, unknown=unknown, coverage=coverage)
     machines = table.workers[:, None]
     spot_price = np.array([one.spot_usd_per_hour if one else None for one in completed.prices], dtype=np.float64)
     machine_hours = predictions.cost_ratio[:, None] * machines / SECONDS_PER_HOUR
@@ -103,6 +107,24 @@ def score_configurations(question: Question, context: ModelContext, *, spot: boo
     fits = predictions.feasible >= FITS
     front = pareto_front(np.where(known & fits & first, time_s[:, MEDIAN], np.nan), usd[:, MEDIAN])
     return ScoredConfigurations(completed, table, predictions, cost, spot_cost, time_s, usd, known, fits, front, first)
+
+
+def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured: MeasuredTasks) -> tuple[str, ...]:
+    """Return, per configuration, why its time is not known; empty if it is known."""
+    if question.why_unknown:
+        return (question.why_unknown,) * len(by_model)
+    machines = [one.newest for one in measured.machines.values()]
+    links: dict[tuple[object, ...], str] = {}
+    for one in question.configurations:
+        if (machine := _machine(one)) not in links:
+            links[machine] = missing_link(one, machines)
+    return tuple(
+        links[_machine(where)] or reason for where, reason in zip(question.configurations, by_model, strict=True)
+    )
+
+
+def _machine(where: Configuration) -> tuple[object, ...]:
+    return where.provider, where.instance_type, where.vcpu, where.accelerator
 
 
 def predict(request: PredictRequest, context: ModelContext) -> PredictReply:
@@ -141,6 +163,7 @@ def rank(request: RankRequest, context: ModelContext) -> RankReply:
     informative = scored.first & scored.fits & ~scored.known  # a run there makes it known
     informative[chosen] = True
     candidates = np.where(informative, values, np.nan)
+    proposals, worth_measuring = _proposals(scored, context, candidates, request.proposals)
     warnings = [*scored.question.warnings, *_common_warnings(scored), *_risks(scored, request, best)]
     return RankReply(
         model=context.model,
@@ -153,7 +176,8 @@ def rank(request: RankRequest, context: ModelContext) -> RankReply:
         pareto=tuple(_prediction(scored, row, reasons.get(row, ())) for row in front.tolist()),
         nearest=_prediction(scored, near, ()) if near is not None else None,
         neighbours=context.trained.neighbours(scored.table, _NEIGHBOURS),
-        proposals=_proposals(scored, context, candidates, request.proposals),
+        proposals=proposals,
+        worth_measuring=worth_measuring,
         rejected=dict(rejected),
         warnings=tuple(warnings),
     )
@@ -221,20 +245,24 @@ def _nearest(scored: ScoredConfigurations, request: RankRequest) -> int | None:
 
 
 def _proposals(
-    scored: ScoredConfigurations, context: ModelContext, values: FloatArray, count: int
-) -> tuple[Proposal, ...]:
-    if not count or not np.isfinite(values).any():
-        return ()
-    found = context.trained.propose(scored.table, scored.predictions, values, count)
-    return tuple(
+    scored: ScoredConfigurations, context: ModelContext, candidates: FloatArray, count: int
+) -> tuple[tuple[Proposal, ...], tuple[Configuration, ...]]:
+    """Return runs worth making next: those whose time is known, and those that it is not known of, without figures."""
+    if not count or not np.isfinite(candidates).any():
+        return (), ()
+    found = context.trained.propose(scored.table, scored.predictions, candidates, count)
+    asked = scored.question.configurations
+    proposals = tuple(
         Proposal(
-            configuration=scored.question.configurations[one.row],
+            configuration=asked[one.row],
             time_s=_estimate(scored.predictions.time_s[one.row]),
             cost_usd=_estimate_or_none(scored.cost_usd[one.row]),
             reason=one.reason,
         )
         for one in found
+        if scored.known[one.row]
     )
+    return proposals, tuple(asked[one.row] for one in found if not scored.known[one.row])
 
 
 # -- texts and messages ------------------------------------------------------------------------------------------
@@ -309,7 +337,7 @@ def _summary(prediction: ConfigurationPrediction, neighbours: tuple[Neighbour, .
     estimate = f"{time_s.median:.4g} s ({time_s.low:.4g} to {time_s.high:.4g} s with {level:.0%})" + (
         f", ${cost.median:.4g} (${cost.low:.4g} to ${cost.high:.4g})" if cost is not None else ", no price known"
     )
-    parts = [estimate if prediction.known else f"not known: {prediction.why_unknown}; a guess is {estimate}"]
+    parts = [estimate if prediction.known else f"not known: {prediction.why_unknown}"]
     if prediction.reasons:
         parts.append("strongest: " + "; ".join(prediction.reasons))
     if neighbours:

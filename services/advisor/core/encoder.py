@@ -118,9 +118,19 @@ _TASK_NUMBERS: Final = (
     "learning_rate",
     "epochs",
     "samples_per_epoch",
+    "steps",
     "forward_flops",
 )
-_CONFIGURATION_NUMBERS: Final = ("workers", "batch_size", "vcpu", "memory_gb", "disk_gb", "network_gbps")
+_CONFIGURATION_NUMBERS: Final = (
+    "workers",
+    "batch_size",
+    "vcpu",
+    "memory_gb",
+    "disk_gb",
+    "network_gbps",
+    "accelerators",
+    "accelerator_memory_gb",
+)
 
 
 def _known(prefix: str, source: object, names: Iterable[str]) -> dict[str, float]:
@@ -146,6 +156,8 @@ def _configuration_columns(configuration: Configuration, price: Price | None) ->
     columns[f"config.instance_type{CATEGORY_MARK}{configuration.instance_type}"] = 1.0
     if configuration.provider:
         columns[f"config.provider{CATEGORY_MARK}{configuration.provider}"] = 1.0
+    if configuration.accelerator:
+        columns[f"config.accelerator{CATEGORY_MARK}{configuration.accelerator}"] = 1.0
     if price is not None:
         columns["config.price_usd_per_hour"] = price.usd_per_hour
     return columns | _attributes(CONFIGURATION, configuration.attributes)

@@ -29,10 +29,43 @@ DEFAULT_WORKERS: Final = (1, 2, 4, 8)
 LEAST_PROFILE_S: Final = 5.0
 """A local run that was stopped earlier has measured only its start-up."""
 _SHOWN: Final = 8
+_MACHINE_FIELDS: Final = (
+    "vcpu",
+    "memory_gb",
+    "disk_gb",
+    "network_gbps",
+    "accelerator",
+    "accelerators",
+    "accelerator_memory_gb",
+)
 
 
 class BadQuestionError(ValueError):
     """The question cannot be answered; the text gives the reason and the remedy."""
+
+
+MachineKey = tuple[str, str]
+"""Provider and instance type."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMachine:
+    """A machine in the records: its sizes, and the attributes of the configurations that ran on it."""
+
+    newest: Configuration
+    """Of the newest record."""
+    attributes: Mapping[str, tuple[Attributes, ...]]
+    """Distinct attributes of its configurations, by task."""
+
+    def attributes_of(self, task: str) -> tuple[Attributes, ...]:
+        """Return those of a task's configurations; of a task that did not run on it those of all tasks."""
+        if task in self.attributes:
+            return self.attributes[task]
+        found: list[Attributes] = []
+        for one in (each for every in self.attributes.values() for each in every):
+            if one not in found:
+                found.append(one)
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +82,8 @@ class MeasuredTasks:
     """Providers of the machines in the records."""
     batch_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Measured batch sizes by task."""
+    machines: Mapping[MachineKey, MeasuredMachine] = field(default_factory=lambda: MappingProxyType({}))
+    """Measured machines by provider and instance type."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +124,10 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
             f"the local run {profile.run} does not say how many epochs it trained: it is taken for the whole job of "
             f"{task.epochs} (turnbuckle profile --epochs)"
         )
+    if profile is None and (unscaled := _unscaled(question.task, measured.tasks.get(task.task))):
+        warnings.append(
+            f"the records of {task.task} do not say how many {unscaled} they trained: each is taken for the whole job"
+        )
     if not task.parameter_count and not task.layers:
         warnings.append(f"the features of {task.task} are not given (turnbuckle features): predictions are less exact")
     configurations = question.configurations
@@ -96,7 +135,8 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         providers, noted = _providers(question, listing, measured)
         configurations = _all(question, listing, measured, (task, providers))
         warnings += noted
-    pairs = [_priced(one, listing) for one in configurations]
+    configurations = tuple(_as_measured(one, listing, measured, task.task) for one in configurations)
+    pairs = [_priced(one, listing, measured) for one in configurations]
     unchecked = {(one.source, one.as_of) for _, one in pairs if one is not None and one.source in listing.unchecked}
     warnings += [
         f"the prices of {source} ({day}) were not checked against the provider's list (turnbuckle prices refresh)"
@@ -110,6 +150,12 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         tuple(warnings),
         whole_job_duration(task, profile).why_unknown,
     )
+
+
+def _unscaled(asked: TaskFeatures, recorded: TaskFeatures | None) -> str:
+    """Return what a question says of its task's work and the task's records do not; empty if there is nothing."""
+    names = [one for one in ("epochs", "steps") if recorded is not None and getattr(asked, one)]
+    return " or ".join(names) if names and not any(getattr(recorded, one) for one in names) else ""
 
 
 def _check_attributes(where: str, attributes: Attributes) -> None:
@@ -207,15 +253,18 @@ def _all(
         raise BadQuestionError("the price catalogue lists no machine: name configurations, or refresh the catalogue")
     workers = question.workers or DEFAULT_WORKERS
     batches = question.batch_sizes or measured.batch_sizes.get(task.task, ()) or (0,)
-    if (count := len(machines) * len(workers) * len(batches)) > MAX_CONFIGURATIONS:
+    variants = [(where, one) for where in machines for one in _attributes_on(where, measured, task.task)]
+    if (count := len(variants) * len(workers) * len(batches)) > MAX_CONFIGURATIONS:
         raise BadQuestionError(
             f"{count} configurations are too many: at most {MAX_CONFIGURATIONS}; "
             "name fewer machines, workers or batch sizes"
         )
     try:
         return tuple(
-            Configuration(instance_type=name, provider=provider, workers=number, batch_size=batch)
-            for (provider, name), number, batch in product(machines, workers, batches)
+            Configuration(
+                instance_type=name, provider=provider, workers=number, batch_size=batch, attributes=dict(attributes)
+            )
+            for ((provider, name), attributes), number, batch in product(variants, workers, batches)
         )
     except ValidationError as error:
         raise BadQuestionError(
@@ -223,7 +272,38 @@ def _all(
         ) from error
 
 
-def _priced(configuration: Configuration, listing: Listing) -> tuple[Configuration, Price | None]:
+def _attributes_on(where: MachineKey, measured: MeasuredTasks, task: str) -> tuple[Attributes, ...]:
+    return measured.machines[where].attributes_of(task) if where in measured.machines else ({},)
+
+
+def _as_measured(configuration: Configuration, listing: Listing, measured: MeasuredTasks, task: str) -> Configuration:
+    """Return the configuration with what the records say of its machine and the question does not.
+
+    Otherwise a measured configuration would be another one. Attributes are filled in where those in the question leave
+    one combination of them.
+    """
+    provider = configuration.provider
+    if not provider:
+        known = {where for where, name in measured.machines if name == configuration.instance_type}
+        known |= set(listing.providers_of(configuration.instance_type))
+        provider = next(iter(known)) if len(known) == 1 else ""
+    machine = measured.machines.get((provider, configuration.instance_type))
+    if machine is None:
+        return configuration
+    update: dict[str, object] = {"provider": provider}
+    for name in _MACHINE_FIELDS:
+        if not getattr(configuration, name) and getattr(machine.newest, name):
+            update[name] = getattr(machine.newest, name)
+    given = configuration.attributes
+    fitting = [one for one in machine.attributes_of(task) if all(one.get(name) == given[name] for name in given)]
+    if len(fitting) == 1:
+        update["attributes"] = dict(fitting[0])
+    return configuration.model_copy(update=update)
+
+
+def _priced(
+    configuration: Configuration, listing: Listing, measured: MeasuredTasks
+) -> tuple[Configuration, Price | None]:
     """The configuration with its machine's sizes and price from the catalogue."""
     _check_attributes(configuration.instance_type, configuration.attributes)
     update: dict[str, object] = {}
@@ -232,7 +312,8 @@ def _priced(configuration: Configuration, listing: Listing) -> tuple[Configurati
         update["provider"] = provider = providers[0]
     found = listing.machines.get((provider, configuration.instance_type))
     if found is None:
-        if not configuration.vcpu or not configuration.memory_gb:
+        described = configuration.vcpu and configuration.memory_gb
+        if not described and (provider, configuration.instance_type) not in measured.machines:
             raise BadQuestionError(_not_listed(configuration, listing))
         return configuration, None
     machine, price = found

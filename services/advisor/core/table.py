@@ -17,6 +17,8 @@ from services.advisor.core.whole_job_duration import LocalRunKind, whole_job_dur
 
 SECONDS_PER_HOUR: Final = 3600.0
 _RAN: Final = frozenset({JobState.SUCCEEDED, JobState.TIMED_OUT})
+WORK: Final = ("task.epochs", "task.samples_per_epoch", "task.steps")
+"""Features that say how much a job trains: its duration is scaled by them, known task or not."""
 _NOT_ROWS: Final = frozenset({"feature_names", "task_series", "task_layers"})
 
 
@@ -85,13 +87,15 @@ class Table:
         return replace(self, time_s=unknown, cost_usd=unknown, censored=no, feasible=yes)
 
     def without_repeats(self) -> Table:
-        """Return one row per task and configuration, in order of the first: geometric means of finished repeats.
+        """Return one row per task, its work and configuration, in order of the first: geometric means of repeats.
 
         A row is censored if any repeat was stopped at a limit, and feasible if at least half of the repeats ran.
         """
-        _, first, group = np.unique(
-            np.char.add(np.char.add(self.task, "\n"), self.configuration_key), return_index=True, return_inverse=True
-        )
+        names = np.char.add(np.char.add(self.task, "\n"), self.configuration_key)
+        _, named = np.unique(names, return_inverse=True)
+        same = np.column_stack([named, *(np.nan_to_num(self.feature(one)) for one in WORK)])
+        _, first, group = np.unique(same, axis=0, return_index=True, return_inverse=True)
+        group = group.reshape(-1)
         if len(first) == len(self):
             return self
         order = np.argsort(first)

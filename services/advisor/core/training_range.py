@@ -18,6 +18,8 @@ from services.advisor.core.table import Table
 
 BEYOND: Final = 2.0
 """A quantity above this factor times the largest, or below the smallest over this factor, is outside."""
+BEYOND_TASKS: Final = 10.0
+"""The same for quantities of the task: the local run has its scale, so only how it spreads over machines may differ."""
 _ROUNDING: Final = 1.0 + 1e-9
 _QUANTITIES: Final = {
     "vCPU": ("config.vcpu",),
@@ -26,6 +28,7 @@ _QUANTITIES: Final = {
     "workers": ("config.workers",),
     "cores of all workers": ("config.vcpu", "config.workers"),
     "batch size": ("config.batch_size",),
+    "parameters": ("task.parameter_count",),
 }
 """Features whose product each quantity is, by name."""
 
@@ -51,7 +54,8 @@ class TrainingRange:
         found = [""] * len(table)
         for name, (least, most) in self.ends.items():
             values = _values(table, name)
-            far = (values > most * BEYOND * _ROUNDING) | (values < least / BEYOND / _ROUNDING)
+            beyond = BEYOND_TASKS if _QUANTITIES[name][0].startswith("task.") else BEYOND
+            far = (values > most * beyond * _ROUNDING) | (values < least / beyond / _ROUNDING)
             for row in np.flatnonzero(far).tolist():
                 found[row] = found[row] or f"{name} {values[row]:g} (measured: {least:g} to {most:g})"
         return tuple(f"far outside of what was measured: {one}" if one else "" for one in found)

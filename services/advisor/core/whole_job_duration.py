@@ -10,7 +10,8 @@ work (steps or epochs) at ``r`` per second, known to a relative standard error `
 
     ``T = s + (W - s) k``                      ``Var T = (1 - k)^2 Var s + ((W - s) k c)^2``
 
-and ``Var log T = Var T / T^2``. Start-up is never scaled. Without a rate the duration so far is a lower bound.
+and ``Var log T = Var T / T^2``. Start-up is never scaled; of one that nothing marks, mean and variance are those of
+`unmarked_startup_s`. Without a rate the duration so far is a lower bound.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ NAN: Final = float("nan")
 RATE_ERROR: Final = 0.15
 """Relative standard error of a rate without one (local runs of version 0.1)."""
 _STARTUP_SHARE: Final = 0.5
-"""An unknown start-up is uniform between 0 and this share of the run; its mean is taken as 0."""
+_MOST_STARTUP_S: Final = 120.0
+"""A start-up that nothing marks is uniform between 0 and the smaller of this share of the run and this duration."""
 _GUESSED: Final = "period"
 """A period of the series: a step or an epoch, undetermined."""
 
@@ -59,13 +61,28 @@ class WholeJobDuration:
 
 
 def work_ratio(task: TaskFeatures, profile: RunProfile) -> float:
-    """Return the job's training samples over the local run's; 1 if either is unknown."""
+    """Return the job's training over the local run's: by epochs and samples, else by steps; 1 if unknown."""
+    here, there = task, profile.task
+    if here.steps and there.steps and not (here.epochs and there.epochs):
+        return here.steps / there.steps
     ratio = 1.0
     for name in ("epochs", "samples_per_epoch"):
-        here, there = getattr(task, name), getattr(profile.task, name)
-        if here and there:
-            ratio *= here / there
+        if getattr(here, name) and getattr(there, name):
+            ratio *= getattr(here, name) / getattr(there, name)
     return ratio
+
+
+def unmarked_startup_s(whole_s: float) -> tuple[float, float]:
+    """Return mean and standard deviation of a start-up of which nothing but the run's duration is known."""
+    most_s = min(_STARTUP_SHARE * whole_s, _MOST_STARTUP_S)
+    return most_s / 2.0, most_s / math.sqrt(12.0)
+
+
+def scaled(whole_s: float, ratio: float) -> tuple[float, float]:
+    """Return the duration of `ratio` times the work of a run whose start-up is unmarked, and its log's variance."""
+    startup_s, error_s = unmarked_startup_s(whole_s)
+    time_s = startup_s + (whole_s - startup_s) * ratio
+    return time_s, ((1.0 - ratio) * error_s / time_s) ** 2
 
 
 def whole_job_duration(task: TaskFeatures, profile: RunProfile | None) -> WholeJobDuration:
@@ -78,15 +95,14 @@ def whole_job_duration(task: TaskFeatures, profile: RunProfile | None) -> WholeJ
 
 
 def _finished(profile: RunProfile, ratio: float) -> WholeJobDuration:
-    whole_s, startup_s = profile.duration_s, _estimate(profile, "startup_s")
-    known_s = min(startup_s, whole_s) if startup_s is not None else 0.0
-    time_s = known_s + (whole_s - known_s) * ratio
-    error_s = _startup_error_s(profile, whole_s)
+    whole_s = profile.duration_s
+    startup_s, error_s = _startup_s(profile, whole_s)
+    time_s = startup_s + (whole_s - startup_s) * ratio
     return WholeJobDuration(LocalRunKind.FINISHED, time_s, ((1.0 - ratio) * error_s / time_s) ** 2)
 
 
 def _cut(task: TaskFeatures, profile: RunProfile) -> WholeJobDuration:
-    startup_s = min(_estimate(profile, "startup_s") or 0.0, profile.duration_s)
+    startup_s, startup_error_s = _startup_s(profile, profile.duration_s)
     error = _rate_error(profile)
     if error is None:
         return WholeJobDuration(least_s=profile.duration_s, why_unknown=_no_rate(profile))
@@ -94,7 +110,7 @@ def _cut(task: TaskFeatures, profile: RunProfile) -> WholeJobDuration:
     if training_s is None:
         return WholeJobDuration(least_s=profile.duration_s, why_unknown=_no_work(profile))
     time_s = startup_s + training_s * ratio
-    variance = ((1.0 - ratio) * _startup_error_s(profile, profile.duration_s)) ** 2 + (training_s * ratio * error) ** 2
+    variance = ((1.0 - ratio) * startup_error_s) ** 2 + (training_s * ratio * error) ** 2
     return WholeJobDuration(LocalRunKind.CUT, time_s, variance / time_s**2, profile.duration_s)
 
 
@@ -106,12 +122,9 @@ def _training_s(task: TaskFeatures, profile: RunProfile, startup_s: float) -> tu
         samples = task.samples_per_epoch / (profile.task.samples_per_epoch or task.samples_per_epoch or 1)
         return epoch_s * task.epochs, samples or 1.0
     here = profile.configuration
-    if (
-        (steps_per_s := _estimate(profile, "steps_per_s"))
-        and task.epochs
-        and task.samples_per_epoch
-        and here.batch_size
-    ):
+    if (steps_per_s := _estimate(profile, "steps_per_s")) and task.steps:
+        return task.steps / steps_per_s, 1.0
+    if steps_per_s and task.epochs and task.samples_per_epoch and here.batch_size:
         batches = math.ceil(math.ceil(task.samples_per_epoch / here.workers) / here.batch_size)
         return task.epochs * batches / steps_per_s, 1.0
     return None, 1.0
@@ -127,12 +140,12 @@ def _rate_error(profile: RunProfile) -> float | None:
     return RATE_ERROR if error is None else error
 
 
-def _startup_error_s(profile: RunProfile, lasted_s: float) -> float:
-    """Return the standard error of the start-up's duration."""
-    if _estimate(profile, "startup_s") is not None:
-        return _estimate(profile, "startup_error_s") or 0.0
-    # Second moment of a uniform distribution on [0, a] about 0: a^2 / 3.
-    return _STARTUP_SHARE * lasted_s / math.sqrt(3.0)
+def _startup_s(profile: RunProfile, lasted_s: float) -> tuple[float, float]:
+    """Return the start-up's duration and its standard error."""
+    marked_s = _estimate(profile, "startup_s")
+    if marked_s is None:
+        return unmarked_startup_s(lasted_s)
+    return min(marked_s, lasted_s), _estimate(profile, "startup_error_s") or 0.0
 
 
 def _estimate(profile: RunProfile, name: str) -> float | None:
@@ -157,6 +170,6 @@ def _no_work(profile: RunProfile) -> str:
     if _estimate(profile, "epoch_s") is not None:
         return f"{_stopped(profile)} and it is not known how many epochs the job has: say epochs in job.yaml"
     return (
-        f"{_stopped(profile)} and it is not known how many steps the job has: say epochs and samples_per_epoch in "
-        "job.yaml, and --batch-size to turnbuckle profile"
+        f"{_stopped(profile)} and it is not known how many steps the job has: say steps in job.yaml, or epochs and "
+        "samples_per_epoch there and --batch-size to turnbuckle profile"
     )

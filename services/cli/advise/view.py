@@ -221,12 +221,14 @@ def _print_reasons(console: Console, reply: RankReply) -> None:
         for near in reply.neighbours:
             alike = f" ({'; '.join(near.alike)})" if near.alike else ""
             console.print(f"  {escape(near.task)}, distance {near.distance:.2f}, {near.records} records{escape(alike)}")
-    if reply.proposals:
+    if reply.proposals or reply.worth_measuring:
         console.print("\n[bold]next runs worth making[/]")
         for one in reply.proposals:
             costs = f" for {dollars(one.cost_usd.median)}" if one.cost_usd is not None else ""
             what = f"{configuration_name(one.configuration)}, {seconds(one.time_s.median)}{costs}"
             console.print(f"  {escape(what)}: {escape(one.reason)}")
+        for where in reply.worth_measuring:
+            console.print(f"  {escape(configuration_name(where))}: not known, and a run there makes it known")
 
 
 def time_span(estimate: Estimate) -> str:

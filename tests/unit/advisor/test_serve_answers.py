@@ -134,12 +134,13 @@ def test_what_is_asked_twice_is_ranked_once() -> None:
 
 
 def test_nothing_known_is_said() -> None:
-    """All outside of what was measured: nothing is ranked, a warning says why, and telling runs are proposed."""
+    """All outside of what was measured: nothing is ranked, a warning says why, and runs are named without figures."""
     reply = rank(asked(workers=(16, 32)), advice())
 
     assert reply.ranked == ()
     assert "not known: more workers than anybody has tried" in reply.warnings
-    assert len(reply.proposals) == 3
+    assert reply.proposals == ()
+    assert len(reply.worth_measuring) == 3
 
 
 def test_predictions_that_are_not_known() -> None:

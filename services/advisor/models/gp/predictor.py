@@ -23,7 +23,8 @@ from services.advisor.models.gp.gaussian_process import (
     most_likely,
 )
 from services.advisor.models.gp.kernel import Design, Kernel
-from services.advisor.models.gp.observations import Level, design_of, has_reference, reference_variance, subsampled
+from services.advisor.models.gp.measured import MeasuredDurations
+from services.advisor.models.gp.observations import Level, design_of, has_reference, subsampled
 from services.advisor.models.gp.out_of_distribution import OneKind
 from services.advisor.models.gp.space import configuration_space, task_space
 
@@ -47,6 +48,7 @@ class GpPredictor:
     one_kind: OneKind | None
     left_out: LeftOutErrors
     """Of rows whose task's local run finished."""
+    measured: MeasuredDurations
 
     @staticmethod
     def fit(table: Table, *, seed: int) -> GpPredictor:
@@ -59,6 +61,7 @@ class GpPredictor:
         ran = ran.select(ran.completed(Objective.TIME))
         if not len(ran):
             raise ValueError("nothing to learn from: no job ran through")
+        measured = MeasuredDurations.of(ran)
         ran = ran.select(subsampled(ran, KEEP_ROWS, seed))
         kernel = Kernel(configuration_space(ran), task_space(ran))
         level = Level.of(ran)
@@ -80,14 +83,15 @@ class GpPredictor:
             Feasibility.of(table, seed),
             OneKind.of(kernel.tasks, design.tasks),
             LeftOutErrors(ran.task[finished], errors[finished], deviation[finished]),
+            measured,
         )
 
     def predict(self, table: Table) -> FloatArray:
         """Return medians in seconds, shape ``(rows,)``."""
-        return np.exp(self.log_medians(table))
+        return np.exp(self._answers(table)[0])
 
     def log_medians(self, table: Table) -> FloatArray:
-        """Return the logarithms of `predict`."""
+        """Return the logarithms of the process' medians: without what was measured of the very configuration."""
         return self._by_row(table)[0]
 
     def quantiles(self, table: Table, level: float) -> FloatArray:
@@ -95,9 +99,18 @@ class GpPredictor:
 
         Intervals are calibrated on left-out tasks.
         """
-        mean, deviation = self._by_row(table)
+        mean, deviation = self._answers(table)
         half = self.calibration.factor(level) * deviation
         return np.exp(np.stack([mean - half, mean, mean + half], axis=1))
+
+    def _answers(self, table: Table) -> tuple[FloatArray, FloatArray]:
+        """Return means and standard deviations of logarithms: of what was measured, else by the process."""
+        mean, deviation = self._by_row(table)
+        measured = self.measured.logarithms(table)
+        known = np.isfinite(measured)
+        # Both the run that was measured and the one that is asked about vary.
+        noise = self.process.value["noise.relative"] + self.process.value["noise.absolute"] / np.exp(2.0 * measured)
+        return np.where(known, measured, mean), np.where(known, np.sqrt(2.0 * noise), deviation)
 
     def posterior(self, table: Table) -> Posterior:
         """Return the joint distribution of logarithms of seconds of the rows of one task."""
@@ -105,7 +118,7 @@ class GpPredictor:
         posterior = self.process.posterior(design, extra).conditioned_on(references, np.zeros(len(references)), EXACT)
         rows = len(table)
         # The local run's own configuration has ratio 1; the reference's error is common to all rows.
-        common = np.outer(*(np.sqrt(reference_variance(table)),) * 2)
+        common = np.outer(*(np.sqrt(self.level.reference_variance(table)),) * 2)
         return Posterior(
             posterior.mean[:rows] + self.level.logarithms(table), posterior.covariance[:rows, :rows] + common
         )
@@ -117,7 +130,7 @@ class GpPredictor:
             mine = table.select(rows)
             one, spread = self.process.marginals(*self._asked(mine))
             mean[rows] = one[: len(rows)] + self.level.logarithms(mine)
-            deviation[rows] = np.sqrt(spread[: len(rows)] ** 2 + reference_variance(mine))
+            deviation[rows] = np.sqrt(spread[: len(rows)] ** 2 + self.level.reference_variance(mine))
         return mean, deviation
 
     def _asked(self, table: Table) -> tuple[Design, IntArray, float]:
