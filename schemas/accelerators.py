@@ -61,10 +61,12 @@ _ALL: Final = (
         125 * _T,
         900 * _G,
         NVLINK,
-        ("v100sxm2", "v100sxm216gb", "v10016gb"),
+        ("v100sxm2", "v100sxm216gb", "v10016gb", "v100x16"),
         vertex_type="NVIDIA_TESLA_V100",
     ),
-    Accelerator("V100-32GB", 32, 15.7 * _T, 0, 125 * _T, 900 * _G, NVLINK, ("v100sxm232gb", "v100sxm332gb")),
+    Accelerator("V100-32GB", 32, 15.7 * _T, 0, 125 * _T, 900 * _G, NVLINK, ("v100sxm232gb", "v100sxm332gb", "v100x32")),
+    # The same sheet, PCIe: 14 TFLOPS, tensor 112.
+    Accelerator("V100-PCIe", 16, 14 * _T, 0, 112 * _T, 900 * _G, PCIE, ("v100pcie16gb", "v100pciex16")),
     # NVIDIA T4 data sheet (2019): 16 GB, 8.1 TFLOPS, FP16/FP32 mixed 65, 320 GB/s.
     Accelerator("T4", 16, 8.1 * _T, 0, 65 * _T, 320 * _G, PCIE, vertex_type="NVIDIA_TESLA_T4"),
     # NVIDIA A10G data sheet (AWS G5): 24 GB, FP32 35 TFLOPS, TF32 35, FP16 70, 600 GB/s.
@@ -78,7 +80,7 @@ _ALL: Final = (
         312 * _T,
         1_555 * _G,
         NVLINK,
-        ("a100", "a100sxm440gb"),
+        ("a100", "a100sxm440gb", "a100x40"),
         vertex_type="NVIDIA_TESLA_A100",
     ),
     Accelerator(
@@ -89,7 +91,7 @@ _ALL: Final = (
         312 * _T,
         2_039 * _G,
         NVLINK,
-        ("a100sxm480gb", "a10080gbsxm"),
+        ("a100sxm480gb", "a10080gbsxm", "a100x80"),
         vertex_type="NVIDIA_A100_80GB",
     ),
     # NVIDIA A40 data sheet (2021): 48 GB, 37.4 TFLOPS, TF32 74.8, FP16 149.7, 696 GB/s.
