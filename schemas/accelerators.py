@@ -96,7 +96,7 @@ _ALL: Final = (
     ),
     # NVIDIA A40 data sheet (2021): 48 GB, 37.4 TFLOPS, TF32 74.8, FP16 149.7, 696 GB/s.
     Accelerator("A40", 48, 37.4 * _T, 74.8 * _T, 149.7 * _T, 696 * _G, PCIE),
-    # NVIDIA L4 data sheet (2023): 24 GB, 30.3 TFLOPS; TF32 120 and FP16 242 with sparsity, half of it without; 300 GB/s.
+    # NVIDIA L4 data sheet (2023): 24 GB, 30.3 TFLOPS; TF32 120 and FP16 242 with sparsity, half without; 300 GB/s.
     Accelerator("L4", 24, 30.3 * _T, 60 * _T, 121 * _T, 300 * _G, PCIE, vertex_type="NVIDIA_L4"),
     # NVIDIA L40S data sheet (2023): 48 GB, 91.6 TFLOPS, TF32 183, FP16 362, 864 GB/s.
     Accelerator("L40S", 48, 91.6 * _T, 183 * _T, 362 * _T, 864 * _G, PCIE),
@@ -151,7 +151,7 @@ _ALL: Final = (
     # NVIDIA Ada architecture white paper (2022), GeForce RTX 4090: 24 GB, 82.6 TFLOPS, TF32 82.6, FP16 with FP32
     # accumulation 165.2, 1,008 GB/s.
     Accelerator("RTX-4090", 24, 82.6 * _T, 82.6 * _T, 165.2 * _T, 1_008 * _G, PCIE),
-    # NVIDIA RTX 6000 Ada data sheet (2023): 48 GB, 91.1 TFLOPS, 960 GB/s; tensor figures of the Ada paper: 182.1, 364.2.
+    # NVIDIA RTX 6000 Ada data sheet (2023): 48 GB, 91.1 TFLOPS, 960 GB/s; tensor, of the Ada paper: 182.1, 364.2.
     Accelerator("RTX-6000-Ada", 48, 91.1 * _T, 182.1 * _T, 364.2 * _T, 960 * _G, PCIE, ("rtx6000adageneration",)),
 )
 
@@ -238,24 +238,22 @@ def gcp_misfit(machine_type: str, accelerator: str, count: int) -> str:
         count: Per machine.
     """
     built_in = GCP_BUILT_IN.get(machine_type)
-    if built_in is not None:
-        if built_in == (accelerator, count):
-            return ""
+    if built_in is not None and built_in != (accelerator, count):
         found = f"{count} x {accelerator}" if accelerator else "none"
         return f"{machine_type} always has {built_in[1]} x {built_in[0]}, not {found}"
-    if not accelerator:
-        if gcp_needs_accelerators(machine_type):
-            return f"{machine_type} exists with accelerators only: name them"
-        return ""
-    if gcp_needs_accelerators(machine_type):
-        return ""  # a newer type of that family: Google decides
-    homes = sorted(name for name, (kind, _) in GCP_BUILT_IN.items() if kind == accelerator)
-    if accelerator not in GCP_ATTACHABLE:
+    if gcp_needs_accelerators(machine_type):  # of a newer type of such a family, Google decides
+        return "" if accelerator else f"{machine_type} exists with accelerators only: name them"
+    return _attachment_misfit(machine_type, accelerator, count) if accelerator else ""
+
+
+def _attachment_misfit(machine_type: str, accelerator: str, count: int) -> str:
+    limits = GCP_ATTACHABLE.get(accelerator)
+    if limits is None:
+        homes = sorted(name for name, (kind, _) in GCP_BUILT_IN.items() if kind == accelerator)
         return f"{machine_type} cannot have {accelerator}" + (f": it comes with {', '.join(homes)}" if homes else "")
     size = _N1.fullmatch(machine_type)
     if size is None:
         return f"{machine_type} cannot have {accelerator}: it can be attached to n1 machines"
-    limits = GCP_ATTACHABLE[accelerator]
     if count not in limits:
         return f"{accelerator} can be attached {', '.join(map(str, limits))} times to a machine, not {count} times"
     most_vcpu, most_gb = limits[count]
