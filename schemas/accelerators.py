@@ -224,6 +224,22 @@ _N1: Final = re.compile(r"n1-(?P<kind>standard|highmem|highcpu)-(?P<vcpu>[0-9]{1
 _N1_GB_PER_VCPU: Final = {"standard": 3.75, "highmem": 6.5, "highcpu": 0.9}
 
 
+_ATTACHED: Final = re.compile(r"(?P<machine_type>.+)\+(?P<count>[0-9]{1,4})x(?P<accelerator>.+)")
+
+
+def with_attached(machine_type: str, accelerator: str, count: int) -> str:
+    """Return the name of a machine with attached accelerators in catalogues and records: ``n1-standard-8+1xT4``."""
+    return f"{machine_type}+{count}x{accelerator}"
+
+
+def without_attached(name: str) -> tuple[str, str, int]:
+    """Return machine type, accelerator and number of a name of `with_attached`; another name's are empty and 0."""
+    match = _ATTACHED.fullmatch(name)
+    if match is None:
+        return name, "", 0
+    return match["machine_type"], canonical_name(match["accelerator"]), int(match["count"])
+
+
 def gcp_needs_accelerators(machine_type: str) -> bool:
     """Whether a machine type exists with accelerators only."""
     return _GCP_FAMILIES.match(machine_type) is not None

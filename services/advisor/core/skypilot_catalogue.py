@@ -26,6 +26,7 @@ from schemas.accelerators import (
     gcp_misfit,
     gcp_needs_accelerators,
     interconnect_of,
+    with_attached,
 )
 from schemas.jobs import MAX_NAME_CHARACTERS
 from services.advisor.core.catalogue import BadCatalogueError, Machine, Snapshot, checked_snapshot, counted
@@ -136,7 +137,9 @@ def _take(row: dict[str, str], rows: _Rows, line: str) -> None:
         _keep(rows.attached[zone], (machine.accelerator, machine.accelerators), machine)
     else:
         if accelerator and instance_type.startswith("n1-"):
-            machine = replace(machine, instance_type=_with_attached(instance_type, machine))
+            machine = replace(
+                machine, instance_type=with_attached(instance_type, machine.accelerator, machine.accelerators)
+            )
         _keep(rows.machines[zone], machine.instance_type, machine)
 
 
@@ -203,11 +206,7 @@ def _combined(
             host = machines.get(name)
             if host is None or host.vcpu < _LEAST_VCPU * count or gcp_misfit(name, accelerator, count):
                 continue
-            yield _sum(_with_attached(name, accelerators), host, accelerators)
-
-
-def _with_attached(name: str, accelerators: Machine) -> str:
-    return f"{name}+{accelerators.accelerators}x{accelerators.accelerator}"
+            yield _sum(with_attached(name, accelerator, count), host, accelerators)
 
 
 def _sum(name: str, machine: Machine, accelerators: Machine) -> Machine:
