@@ -173,6 +173,7 @@ export const NESTED = {
  * @property {string} [run]
  * @property {string} [job]
  * @property {string | null} [prices_as_of]
+ * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
  */
@@ -1352,6 +1353,7 @@ export const NESTED = {
  * @property {number} [schema_version]
  * @property {ModelName} model
  * @property {string | null} prices_as_of
+ * @property {Array<string>} [price_sources]
  * @property {number} level
  * @property {number | null} [coverage]
  * @property {Array<ConfigurationPrediction>} predictions
@@ -1371,6 +1373,7 @@ export const NESTED = {
  * @property {string} [run]
  * @property {string} [job]
  * @property {string | null} [prices_as_of]
+ * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
  */
@@ -1483,6 +1486,7 @@ export const NESTED = {
  * @property {number} [schema_version]
  * @property {ModelName} model
  * @property {string | null} prices_as_of
+ * @property {Array<string>} [price_sources]
  * @property {number} level
  * @property {number | null} [coverage]
  * @property {Objective} objective
@@ -1509,6 +1513,7 @@ export const NESTED = {
  * @property {string} [run]
  * @property {string} [job]
  * @property {string | null} [prices_as_of]
+ * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
  * @property {Objective} [objective]
