@@ -99,11 +99,23 @@ async def test_a_ranked_answer_in_every_form(bus: NatsBus, asked: list[RankReque
 async def test_options_reach_the_advisor(bus: NatsBus, asked: list[RankRequest], tmp_path: Path) -> None:
     """Budget in dollars, deadline in hours, the local run by name."""
     code, _, err = await turnbuckle(
-        bus, "advise", job(tmp_path), "--budget", "3", "--deadline", "0.5", "--spot", "--profile", "run-a"
+        bus,
+        "advise",
+        job(tmp_path),
+        "--budget",
+        "3",
+        "--deadline",
+        "0.5",
+        "--spot",
+        "--profile",
+        "run-a",
+        "--prices",
+        "gcp-gce",
     )
 
     assert code == 0, err
     assert (asked[0].budget_usd, asked[0].deadline_s, asked[0].spot, asked[0].run) == (3.0, 1800.0, True, "run-a")
+    assert asked[0].price_sources == ("gcp-gce",)
 
 
 async def test_nothing_can_be_recommended(bus: NatsBus, asked: list[RankRequest], tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_grid_is_the_product_and_whole_rounds_come_first() -> None:
 
 def test_the_example_is_a_grid() -> None:
     example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "vertex.json"
-    assert len(job_requests(GridFile.model_validate_json(example.read_bytes()))) == 2 * 3 * 3
+    assert len(job_requests(GridFile.model_validate_json(example.read_bytes()))) == 3 * 3 * 3
 
 
 def test_the_same_job_has_the_same_label_whatever_else_changes() -> None:

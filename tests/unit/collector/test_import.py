@@ -449,6 +449,23 @@ def test_instances_may_have_accelerators(imported: Import) -> None:
     assert (place.accelerator, place.accelerators, place.accelerator_memory_gb) == ("K80", 1, 12)
 
 
+def test_the_pages_mapping_reads_what_sacct_prints(tmp_path: Path) -> None:
+    """docs/advisor.md, word for word; what stands under `empty` is no value."""
+    page = (EXAMPLES.parent / "advisor.md").read_text(encoding="utf-8")
+    table, mapping = tmp_path / "sacct.csv", tmp_path / "mapping.yaml"
+    mapping.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    header = "JobName;Partition;NNodes;Gpu;GpusPerNode;Elapsed;State\n"
+    rows = "übung;gpu;2;Tesla V100-SXM2-16GB;4;1-02:03:04;COMPLETED\nother;gpu;1;;;UNLIMITED;RUNNING\n"
+    table.write_bytes((header + rows).encode("latin-1"))
+
+    found = import_table(table, read_mapping(mapping))
+
+    first, second = found.records
+    assert (first.task.task, first.duration_s, first.state) == ("übung", 93_784.0, JobState.SUCCEEDED)
+    assert (first.configuration.accelerator, first.configuration.accelerators) == ("V100", 4)
+    assert (second.duration_s, second.configuration.accelerators) == (None, 0)
+
+
 @pytest.mark.parametrize("name", ["multicloud_ibm.yaml", "trimtuner.yaml"])
 def test_the_examples_are_mappings(name: str) -> None:
     assert read_mapping(EXAMPLES / name).instances
