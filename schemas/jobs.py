@@ -16,6 +16,11 @@ Attributes = dict[str, float | str]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_NAME_CHARACTERS: Final = 200
+MAX_DURATION_S: Final = 10 * 365.25 * 86_400
+"""Ten years: a longer training is a wrong unit, and one such record makes a model useless."""
+MAX_COST_USD: Final = 1e9
+MAX_USD_PER_HOUR: Final = 1e6
+"""Of one machine: listed ones cost some hundred dollars."""
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
@@ -144,3 +149,26 @@ class JobRecord(Message):
     """Spent on starting again after preemptions; not part of `duration_s`."""
     lost_s: NonNegativeFloat = 0.0
     """Run time of attempts that could not save their state; not part of `duration_s`."""
+
+
+def implausible_field(record: JobRecord) -> str:
+    """Return which time, cost or price of a record cannot be; empty: none.
+
+    Not part of the schema: a message that was stored once stays readable.
+    """
+    for name in ("duration_s", "restoring_s", "lost_s"):
+        seconds = getattr(record, name)
+        if seconds is not None and seconds > MAX_DURATION_S:
+            return f"{name}: {seconds:.3g} s is more than ten years"
+    if record.cost_usd is not None and record.cost_usd > MAX_COST_USD:
+        return f"cost_usd: {record.cost_usd:.3g} dollars is more than a billion"
+    if record.price is not None and record.price.usd_per_hour > MAX_USD_PER_HOUR:
+        return f"price.usd_per_hour: {record.price.usd_per_hour:.3g} is more than a million"
+    return ""
+
+
+def without_zero_prices(price: Price | None) -> Price | None:
+    """Return a price, or None for one of 0: catalogues write 0 where they have no price, and no machine is free."""
+    if price is None or not price.usd_per_hour:
+        return None
+    return price if price.spot_usd_per_hour != 0 else price.model_copy(update={"spot_usd_per_hour": None})

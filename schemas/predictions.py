@@ -93,6 +93,8 @@ class Question(Message):
     """Where given, the reply is also published as ``evt.prediction.{job}``."""
     prices_as_of: date | None = None
     """A snapshot of the catalogue by its day; None: the newest."""
+    price_sources: tuple[str, ...] = ()
+    """Catalogues whose prices are used first, best first, such as ``gcp-gce``; empty: the advisor's order."""
     providers: tuple[str, ...] = ()
     """Providers of machines if `configurations` is empty. Empty: those with measurements; emulated ones only if there
     are no others."""
@@ -113,6 +115,8 @@ class PredictReply(Message):
 
     model: ModelName
     prices_as_of: date | None
+    price_sources: tuple[str, ...] = ()
+    """Catalogues of the prices used, such as ``gcp-vertex``."""
     level: Annotated[float, Field(gt=0, lt=1)]
     """Nominal coverage of the intervals."""
     coverage: Coverage = None
@@ -165,6 +169,8 @@ class RankReply(Message):
 
     model: ModelName
     prices_as_of: date | None
+    price_sources: tuple[str, ...] = ()
+    """Catalogues of the prices used, such as ``gcp-vertex``."""
     level: Annotated[float, Field(gt=0, lt=1)]
     coverage: Coverage = None
     objective: Objective

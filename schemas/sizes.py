@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 
 SIZE_HINT: Final = "bytes, or such as 512MiB, 512m or 2g (units of 1024)"
 _PREFIXES: Final = "kmgtp"
+MAX_SIZE_BYTES: Final = 1 << 50
+"""A PiB. No machine has as much memory: a larger size was meant in another unit."""
 _SIZE: Final = re.compile(
     r"\s*(?P<number>[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})\s*(?P<unit>b|[kmgtp]i?b?)?\s*", re.IGNORECASE
 )
@@ -23,14 +25,19 @@ def parse_size(text: str) -> int:
     are cut off.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: it is no size, or more than a PiB.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no size: write {SIZE_HINT}")
     unit = (match["unit"] or "b").lower()
     power = 0 if unit == "b" else _PREFIXES.index(unit[0]) + 1
-    return int(Decimal(match["number"]) * 1024**power)
+    size_bytes = int(Decimal(match["number"]) * 1024**power)
+    if size_bytes > MAX_SIZE_BYTES:
+        # The vertical pod autoscaler prints such as 128974848000m: thousandths of a byte.
+        milli = "m is MiB here; Kubernetes' m is a thousandth: " if unit == "m" else ""
+        raise ValueError(f"{text!r} is more than a PiB: {milli}write {SIZE_HINT}")
+    return size_bytes
 
 
 def _read(value: Any) -> Any:

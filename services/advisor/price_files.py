@@ -119,15 +119,25 @@ class Catalogue:
         self._seen = seen  # last: this runs in a thread, and `listing` caches by this key
         self._log.info("prices_read", snapshots=len(found))
 
-    def listing(self, as_of: date | None, records: Records) -> Listing:
+    def listing(self, as_of: date | None, records: Records, preferred: Sequence[str] = ()) -> Listing:
         """The prices of a day, or the newest; machines found only in records have the newest record's price.
 
+        Args:
+            as_of: The day; None: the newest.
+            records: All records.
+            preferred: Sources before those of the settings, best first.
+
         Raises:
-            BadQuestionError: there are no prices of that day or before.
+            BadQuestionError: there are no prices of that day or before, or no such source.
         """
-        key = (as_of, self._seen, id(records), len(records.priced))
+        sources = {one.source for one in self.snapshots}
+        if unknown := sorted(set(preferred) - sources):
+            raise BadQuestionError(
+                f"no prices of {', '.join(map(repr, unknown))} are known (sources: {', '.join(sorted(sources))})"
+            )
+        key = (as_of, self._seen, id(records), len(records.priced), tuple(preferred))
         if self._cache is None or self._cache[0] != key:
-            found = listing(self.snapshots, self._preferred, as_of, records.priced)
+            found = listing(self.snapshots, (*preferred, *self._preferred), as_of, records.priced)
             if as_of is not None and not found.machines:
                 oldest = min((one.as_of for one in self.snapshots), default=None)
                 raise BadQuestionError(f"no prices are known of {as_of} or before (the oldest are of {oldest})")

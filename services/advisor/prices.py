@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,21 @@ from services._runtime.command.tool_events import emit, emit_error, say
 from services._runtime.command.tool_parser import ToolParser
 from services._runtime.exit_code import ExitCode
 from services._runtime.stdout import discard_stdout
-from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_skypilot, parse_snapshot
+from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_snapshot, times_factor
+from services.advisor.core.skypilot_catalogue import parse_skypilot
 from services.advisor.price_files import directories, parse_day, read_snapshots, read_text, write_snapshot
+
+
+def number_within(least: float, most: float) -> Callable[[str], float]:
+    """A type for `add_argument`: a number from `least` to `most`."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:g}")
+        return value
+
+    return number
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -35,6 +48,13 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     what.add_argument("--skypilot", type=Path, metavar="VMS.CSV", help="a vms.csv of SkyPilot's catalogue")
     refresh.add_argument("--region", default="us-central1", help="of SkyPilot's catalogue (default: %(default)s)")
     refresh.add_argument("--provider", default="gcp", help="whose machines these are (default: %(default)s)")
+    refresh.add_argument(
+        "--times",
+        type=number_within(0.01, 100.0),
+        default=1.0,
+        metavar="FACTOR",
+        help="SkyPilot's prices times this, such as 1.15 with --source gcp-vertex",
+    )
     return parser.parse_args(argv)
 
 
@@ -72,6 +92,7 @@ def _summary(one: Snapshot) -> dict[str, Any]:
         "machines": len(one.machines),
         "digest": one.digest,
         "note": one.note,
+        "with_accelerators": sum(machine.accelerators > 0 for machine in one.machines),
         "spot": sum(machine.spot_usd_per_hour is not None for machine in one.machines),
     }
 
@@ -85,12 +106,15 @@ def _refresh(options: argparse.Namespace) -> None:
         note = f"Read from SkyPilot's catalogue ({options.skypilot.name}), region {options.region}, lowest zone."
         empty = Snapshot(source, options.provider, day, options.region, note, (), made)
         snapshot = parse_skypilot(read_text(options.skypilot), empty, str(options.skypilot))
+        snapshot = times_factor(snapshot, options.times)
     else:
         snapshot = parse_snapshot(read_text(options.file), str(options.file))
-        if options.as_of or options.source:
-            raise BadCatalogueError("--as-of and --source stand in the file itself")
+        if options.as_of or options.source or options.times != 1.0:
+            raise BadCatalogueError("day, source and prices stand in the file itself: no --as-of, --source and --times")
+    for sentence in snapshot.left_out:
+        say(sentence)
     path, new = write_snapshot(snapshot, directories(options.directory)[1])
-    emit("result", file=str(path), new=new, **_summary(snapshot))
+    emit("result", file=str(path), new=new, left_out=snapshot.left_out, **_summary(snapshot))
 
 
 def main(argv: Sequence[str]) -> int:

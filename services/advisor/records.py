@@ -10,7 +10,15 @@ from datetime import date
 from types import MappingProxyType
 
 from schemas.codec import CodecError, encode
-from schemas.jobs import Attributes, Configuration, JobRecord, TaskFeatures
+from schemas.jobs import (
+    MAX_DURATION_S,
+    Attributes,
+    Configuration,
+    JobRecord,
+    TaskFeatures,
+    implausible_field,
+    without_zero_prices,
+)
 from schemas.message import Message
 from schemas.runs import RunEnd, RunProfile
 from services.advisor.core.questions import MachineKey, MeasuredMachine, MeasuredTasks, is_usable, lasted_enough
@@ -55,6 +63,10 @@ class Records:
             return None
         if not _finite(record.task.attributes) or not _finite(record.configuration.attributes):
             return self._reject(f"job {record.job}: a feature is not finite")
+        if wrong := implausible_field(record):
+            return self._reject(f"job {record.job}: {wrong}")
+        if (price := without_zero_prices(record.price)) != record.price:
+            record = record.model_copy(update={"price": price})
         if (reason := self._add_digest(f"job {record.job}", record)) is not None:
             return self._reject(reason)
         self.jobs[record.job] = record
@@ -96,6 +108,8 @@ class Records:
             return None
         if not _finite(profile.task.attributes) or not is_usable(profile):
             return self._reject(f"local run {profile.run}: no samples and not finished, or a feature is not finite")
+        if profile.duration_s > MAX_DURATION_S:
+            return self._reject(f"local run {profile.run}: {profile.duration_s:.3g} s is more than ten years")
         if (reason := self._add_digest(f"run {profile.run}", profile)) is not None:
             return self._reject(reason)
         self.runs[profile.run] = profile

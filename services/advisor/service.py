@@ -32,6 +32,7 @@ from services._runtime.service.settings import CommonSettings
 from services._runtime.settings_error import UnusableSettingsError
 from services._runtime.telemetry.tracing import span, trace_headers
 from services.advisor.core.answers import ModelContext, best_first, explain, predict, rank
+from services.advisor.core.catalogue import Listing
 from services.advisor.core.questions import BadQuestionError
 from services.advisor.model_lineages import ModelLineages
 from services.advisor.price_files import Catalogue
@@ -170,7 +171,7 @@ class Advisor:
             except BadQuestionError as error:
                 raise self._refusal(400, str(error)) from error
         self.answered += 1
-        return reply
+        return _with_price_sources(reply, context.listing)
 
     async def _context(self, request: Question) -> ModelContext:
         try:
@@ -181,7 +182,7 @@ class Advisor:
         if model is None:
             raise self._refusal(500 if lineage.retrain_loop.has_failed else 503, lineage.retrain_loop.why_no_model())
         try:
-            listing = self.catalogue.listing(request.prices_as_of, lineage.records)
+            listing = self.catalogue.listing(request.prices_as_of, lineage.records, request.price_sources)
         except BadQuestionError as error:
             raise self._refusal(400, str(error)) from error
         return ModelContext(model.trained, model.name, listing, lineage.records.measured(), self._settings.spot_terms())
@@ -237,6 +238,17 @@ class Advisor:
             "unusable_models_total": lambda: loop.unusable_models,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_advisor_{name}", read)
+
+
+def _with_price_sources(reply: ReplyT, listing: Listing) -> ReplyT:
+    """Add the catalogues whose prices the shown configurations have."""
+    if isinstance(reply, PredictReply):
+        shown = reply.predictions
+    elif isinstance(reply, RankReply):
+        shown = (*reply.ranked, *reply.pareto)
+    else:
+        return reply
+    return reply.model_copy(update={"price_sources": listing.sources(one.configuration for one in shown)})
 
 
 def _expect(message: Message, model: type[ReplyT]) -> ReplyT:

@@ -65,8 +65,8 @@ class AdvisorSettings(CommonSettings):
     price_sources: Annotated[
         tuple[str, ...],
         Field(
-            description="whose price counts for a machine that several catalogues list, best first (gcp-vertex); "
-            "the others follow: checked ones first, then by name"
+            description="whose price counts for a machine that several catalogues list, best first (such as gcp-gce); "
+            "the others follow: checked ones first, then Vertex AI's, then by name"
         ),
     ] = ()
     spot_interruptions_per_day: Annotated[

@@ -49,6 +49,10 @@ async def asked(bus: NatsBus) -> list[RankRequest]:
     held = Records()
     for record in records(("a", "b")):
         assert held.add(record) is None
+    first = records(("a",))[0]
+    rented = first.configuration.model_copy(update={"provider": "gcp", "instance_type": "rented"})
+    unpriced = {"job": "rented", "configuration": rented, "price": None}
+    assert held.add(first.model_copy(update=unpriced)) is None
     assert held.add_run(profile("a")) is None
     advice = ModelContext(FakeModel(), MODEL, listing((), (), None, held.jobs.values()), held.measured())
     requests: list[RankRequest] = []
@@ -99,11 +103,23 @@ async def test_a_ranked_answer_in_every_form(bus: NatsBus, asked: list[RankReque
 async def test_options_reach_the_advisor(bus: NatsBus, asked: list[RankRequest], tmp_path: Path) -> None:
     """Budget in dollars, deadline in hours, the local run by name."""
     code, _, err = await turnbuckle(
-        bus, "advise", job(tmp_path), "--budget", "3", "--deadline", "0.5", "--spot", "--profile", "run-a"
+        bus,
+        "advise",
+        job(tmp_path),
+        "--budget",
+        "3",
+        "--deadline",
+        "0.5",
+        "--spot",
+        "--profile",
+        "run-a",
+        "--prices",
+        "gcp-gce",
     )
 
     assert code == 0, err
     assert (asked[0].budget_usd, asked[0].deadline_s, asked[0].spot, asked[0].run) == (3.0, 1800.0, True, "run-a")
+    assert asked[0].price_sources == ("gcp-gce",)
 
 
 async def test_nothing_can_be_recommended(bus: NatsBus, asked: list[RankRequest], tmp_path: Path) -> None:

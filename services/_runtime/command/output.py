@@ -142,10 +142,12 @@ def format_bytes(count: float) -> str:
 
 def format_size(count: int) -> str:
     """A configured size, exactly: ``1.5 GiB``, but ``954 MiB (1000000000 B)``."""
-    from schemas.sizes import parse_size  # noqa: PLC0415 - quick --help: it brings pydantic
+    from schemas.sizes import MAX_SIZE_BYTES, parse_size  # noqa: PLC0415 - quick --help: it brings pydantic
 
     text = format_bytes(count)
-    return text if count < 0 or parse_size(text) == count else f"{text} ({count} B)"
+    if count < 0 or (count <= MAX_SIZE_BYTES and parse_size(text) == count):
+        return text
+    return f"{text} ({count} B)"
 
 
 def format_duration(duration_us: float) -> str:

@@ -30,6 +30,7 @@ from schemas.predictions import (
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.measured_links import missing_link
+from services.advisor.core.memory_fit import memory_fit
 from services.advisor.core.questions import BadQuestionError, CompletedQuestion, MeasuredTasks, complete, question_table
 from services.advisor.core.spot import SpotTerms, expected_duration_s
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
@@ -93,7 +94,10 @@ def score_configurations(question: Question, context: ModelContext, *, spot: boo
     unknown = _why_unknown(completed, predictions.unknown, context.measured)
     # What was measured of intervals on left-out tasks says nothing where nothing is known.
     coverage = None if all(unknown) else predictions.coverage
-    predictions = replace(predictions, unknown=unknown, coverage=coverage)
+    too_small, notes = _memory(completed)
+    feasible = np.where(too_small, 0.0, predictions.feasible)
+    predictions = replace(predictions, unknown=unknown, coverage=coverage, feasible=feasible)
+    completed = replace(completed, warnings=(*completed.warnings, *notes))
     machines = table.workers[:, None]
     spot_price = np.array([one.spot_usd_per_hour if one else None for one in completed.prices], dtype=np.float64)
     machine_hours = predictions.cost_ratio[:, None] * machines / SECONDS_PER_HOUR
@@ -121,6 +125,21 @@ def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured:
     return tuple(
         links[_machine(where)] or reason for where, reason in zip(question.configurations, by_model, strict=True)
     )
+
+
+def _memory(question: CompletedQuestion) -> tuple[BoolArray, tuple[str, ...]]:
+    """Return which configurations cannot hold the training, shape ``(rows,)``, and notes on memory."""
+    found = [memory_fit(question.task, one) for one in question.configurations]
+    too_small = np.array([one.fits is False and not one.fits_sharded for one in found], dtype=bool)
+    whole = [one.reason for one in found if one.fits is False and not one.fits_sharded]
+    divided = [one.reason for one in found if one.fits is False and one.fits_sharded]
+    notes = [f"{len(whole)} of {len(found)} configurations have too little memory: {whole[0]}"] if whole else []
+    if divided:
+        notes.append(
+            f"{len(divided)} of {len(found)} configurations suffice only where the state is divided among the devices "
+            f"(FSDP, ZeRO): {divided[0]}"
+        )
+    return too_small, tuple(notes)
 
 
 def _machine(where: Configuration) -> tuple[object, ...]:

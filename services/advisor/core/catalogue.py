@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, Final
 
 from schemas.apps import NAME_PATTERN
-from schemas.jobs import MAX_NAME_CHARACTERS, JobRecord, Price
+from schemas.jobs import MAX_NAME_CHARACTERS, Configuration, JobRecord, Price, without_zero_prices
 
 FORMAT: Final = 1
+FORMAT_WITH_ACCELERATORS: Final = 2
+"""Of files that list machines with accelerators: a version without them would take these for plain machines."""
 _DIGEST_CHARACTERS: Final = 16
-_SKYPILOT_COLUMNS: Final = ("InstanceType", "vCPUs", "MemoryGiB", "AcceleratorName", "Region", "Price", "SpotPrice")
+_SHOWN: Final = 5
+"""Names in a sentence about what is left out."""
+_VERTEX: Final = "gcp-vertex"
 
 
 class BadCatalogueError(ValueError):
@@ -37,6 +39,14 @@ class Machine:
     spot_usd_per_hour: float | None = None
     network_gbps: float = 0.0
     """0: not known."""
+    accelerator: str = ""
+    """Its name in `schemas.accelerators`, or what the source calls it; empty: none."""
+    accelerators: int = 0
+    """Per machine; `usd_per_hour` is with them."""
+    accelerator_memory_gb: float = 0.0
+    """Of one; 0: not known."""
+    interconnect: str = ""
+    """Between the accelerators: ``nvlink``, ``pcie``, or ``none`` for a single one; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,8 @@ class Snapshot:
     """When the file was written, in ISO 8601: of two snapshots of one day the later one wins."""
     checked: bool = True
     """Whether the figures were read in a catalogue; else answers that use them have a warning."""
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences about rows of the source that are not used, each with their number. Not part of the file."""
     digest: str = field(default="", compare=False)
 
 
@@ -62,6 +74,8 @@ def digest_of(snapshot: Snapshot) -> str:
     """Return a digest of the prices themselves: the same text is the same snapshot."""
     rows = sorted(
         (one.instance_type, one.vcpu, one.memory_gb, one.usd_per_hour, one.spot_usd_per_hour or -1.0)
+        # Nothing is added for machines without: the digests in stored records stay valid.
+        + ((one.accelerator, one.accelerators, one.accelerator_memory_gb) if one.accelerators else ())
         for one in snapshot.machines
     )
     canonical = json.dumps([snapshot.source, snapshot.as_of.isoformat(), snapshot.region, rows])
@@ -70,8 +84,9 @@ def digest_of(snapshot: Snapshot) -> str:
 
 def to_plain(snapshot: Snapshot) -> dict[str, Any]:
     """Return the snapshot as plain JSON types: the content of its file."""
+    has_accelerators = any(one.accelerators for one in snapshot.machines)
     return {
-        "format": FORMAT,
+        "format": FORMAT_WITH_ACCELERATORS if has_accelerators else FORMAT,
         "source": snapshot.source,
         "provider": snapshot.provider,
         "region": snapshot.region,
@@ -79,8 +94,13 @@ def to_plain(snapshot: Snapshot) -> dict[str, Any]:
         "made": snapshot.made,
         "note": snapshot.note,
         "checked": snapshot.checked,
-        "machines": [{name: getattr(one, name) for name in Machine.__dataclass_fields__} for one in snapshot.machines],
+        "machines": [_plain_machine(one) for one in snapshot.machines],
     }
+
+
+def _plain_machine(one: Machine) -> dict[str, Any]:
+    names = list(Machine.__dataclass_fields__)
+    return {name: getattr(one, name) for name in (names if one.accelerators else names[: names.index("accelerator")])}
 
 
 def parse_snapshot(text: str, where: str) -> Snapshot:
@@ -92,7 +112,8 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
     try:
         fields = json.loads(text)
         _check_format(fields["format"], where)
-        machines = tuple(_machine(dict(row), f"{where}: machine {at}") for at, row in enumerate(fields["machines"]))
+        rows = [_machine(dict(row), f"{where}: machine {at}") for at, row in enumerate(fields["machines"])]
+        machines, left_out = _with_price(rows)
         snapshot = Snapshot(
             str(fields["source"]),
             str(fields["provider"]),
@@ -102,70 +123,61 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
             machines,
             str(fields.get("made", "")),
             bool(fields.get("checked", True)),
+            left_out,
         )
     except BadCatalogueError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadCatalogueError(f"{where} is no price snapshot: {type(error).__name__}: {error}") from error
-    return _checked(snapshot, where)
+    return checked_snapshot(snapshot, where)
 
 
 def _check_format(found: object, where: str) -> None:
-    if found != FORMAT:
-        raise BadCatalogueError(f"{where}: format {found!r} is not {FORMAT}: a newer version wrote it")
-
-
-def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
-    """Read SkyPilot's ``vms.csv`` (schemas v5 to v8): machines without accelerators, of the snapshot's region.
-
-    Zones of one region may differ in price: the lowest is used, as SkyPilot would choose it.
-
-    Raises:
-        BadCatalogueError: it is no such file, or holds nothing for the region.
-    """
-    found: dict[str, Machine] = {}
-    regions: set[str] = set()
-    for at, row in _skypilot_rows(text, where):
-        regions.add(row["Region"])
-        if row["Region"] != snapshot.region or not row["InstanceType"] or row["AcceleratorName"] or not row["Price"]:
-            continue
-        machine = _machine(
-            {
-                "instance_type": row["InstanceType"],
-                "vcpu": row["vCPUs"] or 0,
-                "memory_gb": row["MemoryGiB"] or 0,
-                "usd_per_hour": row["Price"],
-                "spot_usd_per_hour": row["SpotPrice"] or None,
-            },
-            f"{where}:{at}",
+    if found not in (FORMAT, FORMAT_WITH_ACCELERATORS):
+        raise BadCatalogueError(
+            f"{where}: format {found!r} is not {FORMAT} or {FORMAT_WITH_ACCELERATORS}: a newer version wrote it"
         )
-        known = found.get(machine.instance_type)
-        found[machine.instance_type] = machine if known is None else _cheaper(known, machine)
-    if not found:
-        near = ", ".join(sorted(regions)[:8])
-        raise BadCatalogueError(f"{where}: no price for region {snapshot.region!r} (there are {near} ...)")
-    return _checked(replace(snapshot, machines=tuple(found[name] for name in sorted(found))), where)
 
 
-def _skypilot_rows(text: str, where: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Lines with their number; missing cells are empty."""
-    rows = csv.DictReader(io.StringIO(text), restval="")
-    try:
-        if missing := set(_SKYPILOT_COLUMNS) - set(rows.fieldnames or ()):
-            raise BadCatalogueError(
-                f"{where} is no vms.csv of SkyPilot's catalogue: no column {', '.join(sorted(missing))}"
-            )
-        for row in rows:
-            yield rows.line_num, row
-    except csv.Error as error:
-        raise BadCatalogueError(f"{where}:{rows.line_num} is no line of a CSV file: {error}") from error
+def _with_price(found: Iterable[Machine]) -> tuple[tuple[Machine, ...], tuple[str, ...]]:
+    """Return the machines that have a price, and sentences about prices: 0 is what catalogues write for none."""
+    machines: list[Machine] = []
+    unpriced: list[str] = []
+    dear: list[str] = []
+    for one in found:
+        if not one.usd_per_hour:
+            unpriced.append(one.instance_type)
+            continue
+        spot = one.spot_usd_per_hour or None
+        if spot is not None and spot > one.usd_per_hour:
+            dear.append(one.instance_type)  # kept: it happens where spot capacity is short
+        machines.append(replace(one, spot_usd_per_hour=spot))
+    sentences = [counted(unpriced, "without a price")] if unpriced else []
+    sentences += [counted(dear, "kept with a spot price above the price on demand")] if dear else []
+    return tuple(machines), tuple(sentences)
 
 
-def _cheaper(one: Machine, other: Machine) -> Machine:
-    spots = [spot for spot in (one.spot_usd_per_hour, other.spot_usd_per_hour) if spot is not None]
-    return replace(
-        one, usd_per_hour=min(one.usd_per_hour, other.usd_per_hour), spot_usd_per_hour=min(spots) if spots else None
+def times_factor(snapshot: Snapshot, factor: float) -> Snapshot:
+    """Return a snapshot with all prices times a factor, which is added to its note."""
+    if factor == 1.0:
+        return snapshot
+    machines = tuple(
+        replace(
+            one,
+            usd_per_hour=round(one.usd_per_hour * factor, 9),
+            spot_usd_per_hour=None if one.spot_usd_per_hour is None else round(one.spot_usd_per_hour * factor, 9),
+        )
+        for one in snapshot.machines
     )
+    found = replace(snapshot, machines=machines, note=f"{snapshot.note} All prices times {factor:g}.")
+    return replace(found, digest=digest_of(found))
+
+
+def counted(names: Sequence[str], what: str) -> str:
+    """Return such as ``2 without a price: a, b``."""
+    unique = list(dict.fromkeys(names))
+    shown = ", ".join(unique[:_SHOWN]) + (" ..." if len(unique) > _SHOWN else "")
+    return f"{len(names)} {what}: {shown}"
 
 
 def _machine(row: dict[str, Any], where: str) -> Machine:
@@ -181,7 +193,19 @@ def _machine(row: dict[str, Any], where: str) -> Machine:
         name = str(row["instance_type"])
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             raise BadCatalogueError(f"{where}: instance_type is empty, or longer than {MAX_NAME_CHARACTERS} characters")
-        return Machine(name, number("vcpu"), number("memory_gb"), number("usd_per_hour"), spot, network)
+        machine = Machine(name, number("vcpu"), number("memory_gb"), number("usd_per_hour"), spot, network)
+        if not row.get("accelerators"):
+            return machine
+        count = number("accelerators")
+        if not count.is_integer():
+            raise BadCatalogueError(f"{where}: accelerators is {row['accelerators']}: it must be a whole number")
+        return replace(
+            machine,
+            accelerator=str(row["accelerator"])[:MAX_NAME_CHARACTERS],
+            accelerators=int(count),
+            accelerator_memory_gb=number("accelerator_memory_gb"),
+            interconnect=str(row.get("interconnect", "")),
+        )
     except (KeyError, TypeError) as error:
         raise BadCatalogueError(f"{where}: {error} is missing") from error
     except (ValueError, OverflowError) as error:
@@ -190,14 +214,20 @@ def _machine(row: dict[str, Any], where: str) -> Machine:
         raise BadCatalogueError(f"{where}: {error}") from error
 
 
-def _checked(snapshot: Snapshot, where: str) -> Snapshot:
+def checked_snapshot(snapshot: Snapshot, where: str) -> Snapshot:
+    """Return a snapshot with its digest.
+
+    Raises:
+        BadCatalogueError: its source is no name, or it lists no machine, or one twice.
+    """
     if not re.fullmatch(NAME_PATTERN, snapshot.source):  # it becomes part of a file's name
         raise BadCatalogueError(f"{where}: source {snapshot.source!r} must be letters, digits, '_', '.', '-'")
     counts = Counter(one.instance_type for one in snapshot.machines)
     if twice := sorted(name for name, count in counts.items() if count > 1):
         raise BadCatalogueError(f"{where}: listed twice: {', '.join(twice)}")
     if not counts:
-        raise BadCatalogueError(f"{where}: holds no machine")
+        left_out = f" with a price ({'; '.join(snapshot.left_out)})" if snapshot.left_out else ""
+        raise BadCatalogueError(f"{where}: holds no machine{left_out}")
     return replace(snapshot, digest=digest_of(snapshot))
 
 
@@ -214,6 +244,11 @@ class Listing:
         """Providers of such a machine."""
         return [provider for provider, name in self.machines if name == instance_type]
 
+    def sources(self, configurations: Iterable[Configuration]) -> tuple[str, ...]:
+        """Sources of the prices of some configurations, without repetition, in the order of their names."""
+        found = (self.machines.get((one.provider, one.instance_type)) for one in configurations)
+        return tuple(sorted({pair[1].source for pair in found if pair is not None}))
+
     def providers(self) -> frozenset[str]:
         """Providers of the listed machines."""
         return frozenset(provider for provider, _ in self.machines)
@@ -227,7 +262,7 @@ def listing(
     Args:
         snapshots: Of any source and day.
         preferred: Sources, best first: of a machine in several, the first one's price is used. Others come last:
-            checked ones before unchecked ones, in the order of their names.
+            checked ones before unchecked ones, then Vertex AI's, because jobs are submitted there, then by name.
         as_of: A day; None: the newest.
         records: For machines in no snapshot, the newest record's own price is used.
     """
@@ -237,9 +272,11 @@ def listing(
             newest[one.source] = one
     order = {source: at for at, source in enumerate(preferred)}
     machines: dict[tuple[str, str], tuple[Machine, Price]] = {}
-    ranked = sorted(
-        newest.values(), key=lambda each: (order.get(each.source, len(order)), not each.checked, each.source)
-    )
+
+    def place(each: Snapshot) -> tuple[int, bool, bool, str]:
+        return order.get(each.source, len(order)), not each.checked, not each.source.startswith(_VERTEX), each.source
+
+    ranked = sorted(newest.values(), key=place)
     for snapshot in ranked:
         for machine in snapshot.machines:
             price = Price(
@@ -257,7 +294,7 @@ def listing(
 def _recorded(records: Iterable[JobRecord], as_of: date | None) -> dict[tuple[str, str], tuple[Machine, Price]]:
     found: dict[tuple[str, str], tuple[Machine, Price]] = {}
     for record in records:
-        where, price = record.configuration, record.price
+        where, price = record.configuration, without_zero_prices(record.price)
         if price is None or (as_of is not None and price.as_of > as_of):
             continue
         key = (where.provider, where.instance_type)
@@ -269,6 +306,9 @@ def _recorded(records: Iterable[JobRecord], as_of: date | None) -> dict[tuple[st
                 price.usd_per_hour,
                 price.spot_usd_per_hour,
                 where.network_gbps,
+                where.accelerator if where.accelerators else "",
+                where.accelerators,
+                where.accelerator_memory_gb if where.accelerators else 0.0,
             )
             found[key] = (machine, price)
     return found

@@ -29,15 +29,16 @@ DEFAULT_WORKERS: Final = (1, 2, 4, 8)
 LEAST_PROFILE_S: Final = 5.0
 """A local run that was stopped earlier has measured only its start-up."""
 _SHOWN: Final = 8
-_MACHINE_FIELDS: Final = (
+_LISTED_FIELDS: Final = (
     "vcpu",
     "memory_gb",
-    "disk_gb",
     "network_gbps",
     "accelerator",
     "accelerators",
     "accelerator_memory_gb",
 )
+"""Fields of a configuration that the price catalogue has of its machine."""
+_MACHINE_FIELDS: Final = (*_LISTED_FIELDS, "disk_gb")
 
 
 class BadQuestionError(ValueError):
@@ -317,7 +318,7 @@ def _priced(
             raise BadQuestionError(_not_listed(configuration, listing))
         return configuration, None
     machine, price = found
-    for name in ("vcpu", "memory_gb", "network_gbps"):
+    for name in _LISTED_FIELDS:
         if not getattr(configuration, name) and getattr(machine, name):
             update[name] = getattr(machine, name)
     return configuration.model_copy(update=update), price

@@ -75,6 +75,14 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
         list[str] | None,
         typer.Option("--provider", metavar="NAME", help="Whose machines, such as gcp; may be given several times."),
     ] = None,
+    prices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prices",
+            metavar="SOURCE",
+            help="Whose prices come first, such as gcp-gce (turnbuckle prices list); may be given several times.",
+        ),
+    ] = None,
     shipped_data: Annotated[
         bool,
         typer.Option("--shipped-data", help="Learn from the shipped data set, too: emulated machines, see dataset.md."),
@@ -90,7 +98,9 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
     for name, value in (("--budget", budget), ("--deadline", deadline)):
         if value is not None and not 0 < value < float("inf"):
             raise typer.BadParameter(f"{name} must be a number above 0, not {value:g}")
-    query_options = QueryOptions(profile, budget, deadline, spot, objective, top, tuple(provider or ()), shipped_data)
+    query_options = QueryOptions(
+        profile, budget, deadline, spot, objective, top, tuple(provider or ()), shipped_data, tuple(prices or ())
+    )
     outputs = Outputs(as_json, plot, skypilot)
     if plot is not None:
         _check_picture(plot)

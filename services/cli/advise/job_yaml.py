@@ -47,6 +47,8 @@ class JobYaml(BaseModel):
     deadline_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     spot: bool = False
     prices_as_of: date | None = None
+    price_sources: tuple[str, ...] = ()
+    """Catalogues whose prices are used first, best first, such as ``gcp-gce``; empty: the advisor's order."""
     setup: str = ""
     """For SkyPilot: what prepares a machine."""
     run: str = ""

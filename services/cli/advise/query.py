@@ -32,6 +32,7 @@ class QueryOptions:
     top: int = 10
     providers: tuple[str, ...] = ()
     shipped_data: bool = False
+    price_sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def request_for(file: JobYaml, query_options: QueryOptions, directory: Path) -> 
         run="" if is_file else name,
         job=file.name,
         prices_as_of=file.prices_as_of,
+        price_sources=query_options.price_sources or file.price_sources,
         objective=query_options.objective or file.objective,
         budget_usd=query_options.budget_usd or file.budget_usd,
         deadline_s=deadline * SECONDS_PER_HOUR if deadline else None,

@@ -28,6 +28,8 @@ _HIGH_CONFIDENCE: Final = 0.95
 _OLD_DAYS: Final = 60
 _OF_LOCAL_RUN: Final = "local run's "
 """What is the same for all configurations stands in a note."""
+_LEGIBLE: Final = 1e9
+"""From here on numbers are shown by their power of ten: their digits would fill the terminal."""
 _NOT_KNOWN: Final = "not known: "
 """How the advisor's warning begins, where it knows nothing."""
 _LIMITS: Final = frozenset({"over budget", "too late", "no price"})
@@ -78,7 +80,8 @@ def nearest_alternative(one: ConfigurationPrediction, answer: Answer) -> str:
 def heading(reply: RankReply) -> str:
     """The query, the model and the prices of an answer."""
     model, prices = reply.model, reply.prices_as_of
-    day = f"prices of {prices}" if prices is not None else "no prices"
+    sources = f" ({', '.join(reply.price_sources)})" if reply.price_sources else ""
+    day = f"prices of {prices}{sources}" if prices is not None else "no prices"
     ranked_values = (
         f"{reply.considered} configurations, smallest {reply.objective} first; model {model.version} "
         f"({model.records} records of {model.tasks} tasks); {day}"
@@ -257,16 +260,26 @@ def seconds(value: float) -> str:
 
 
 def _unit(value: float) -> tuple[float, str]:
-    for limit, size, unit in ((120.0, 1.0, "s"), (7_200.0, 60.0, "min"), (172_800.0, 3_600.0, "h")):
+    day = 86_400.0
+    for limit, size, unit in (
+        (120.0, 1.0, "s"),
+        (7_200.0, 60.0, "min"),
+        (2 * day, 3_600.0, "h"),
+        (730 * day, day, "d"),
+    ):
         if value < limit:
             return size, unit
-    return 86_400.0, "d"
+    return 365.25 * day, "years"
 
 
 def _digits(value: float) -> str:
+    if value >= _LEGIBLE:
+        return f"{value:.1e}"
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
 
 
 def dollars(value: float) -> str:
     """Dollars for people, with three digits where they are few: ``$0.0000897``, never ``8.97e-05``."""
+    if value >= _LEGIBLE:
+        return f"${value:.1e}"
     return f"${value:,.2f}" if value >= 1 else f"${Decimal(f'{value:.3g}'):f}"

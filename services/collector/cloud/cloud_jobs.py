@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from schemas.accelerators import find_accelerator, gcp_needs_accelerators, with_attached, without_attached
 from schemas.jobs import Configuration, CostKind, JobRecord, JobState, Price, TaskFeatures
-from services.collector.cloud.grid import JobPlan
+from services.collector.cloud.grid import JobPlan, vertex_accelerator_type
 
 DATASET: Final = "vertex"
 _REASON_CHARACTERS: Final = 1_000
@@ -59,6 +60,10 @@ class CloudJob:
     """0: unknown, which happens for a moment after the state has changed."""
     error: str = ""
     error_code: int = 0
+    accelerator_type: str = ""
+    """Vertex AI's name of the machines' accelerators; empty: none."""
+    accelerators: int = 0
+    """Per machine."""
     plan: JobPlan | None = None
     """From its submission; None: submitted by another tool."""
 
@@ -145,12 +150,34 @@ def _described(job: CloudJob) -> tuple[TaskFeatures, Configuration, Price | None
         ValueError: the plan is for other machines than the job ran on.
     """
     if job.plan is None:
-        task = TaskFeatures(task=job.display_name or job.job)
-        return task, Configuration(instance_type=job.machine_type, provider="gcp", workers=job.workers), None
+        return TaskFeatures(task=job.display_name or job.job), _configuration(job), None
     planned = job.plan.configuration
-    if planned.instance_type != job.machine_type or planned.workers != job.workers:
+    ran_on = job.workers, job.machine_type, job.accelerator_type, job.accelerators
+    machine_type, accelerator_type = without_attached(planned.instance_type)[0], vertex_accelerator_type(planned)
+    planned_for = planned.workers, machine_type, accelerator_type, planned.accelerators
+    if ran_on != planned_for:
         raise ValueError(
-            f"{job.name} ran on {job.workers} x {job.machine_type}, but was planned for {planned.workers} x "
-            f"{planned.instance_type}: its description is another job's"
+            f"{job.name} ran on {_machines(*ran_on)}, but was planned for {_machines(*planned_for)}: its description "
+            "is another job's"
         )
     return job.plan.task, planned, job.plan.price
+
+
+def _configuration(job: CloudJob) -> Configuration:
+    """Of a job that another tool submitted."""
+    found = find_accelerator(job.accelerator_type)
+    name = found.name if found is not None else job.accelerator_type
+    attached = job.accelerators > 0 and not gcp_needs_accelerators(job.machine_type)
+    return Configuration(
+        instance_type=with_attached(job.machine_type, name, job.accelerators) if attached else job.machine_type,
+        provider="gcp",
+        workers=job.workers,
+        accelerator=name,
+        accelerators=job.accelerators,
+        accelerator_memory_gb=found.memory_gb if found is not None else 0.0,
+    )
+
+
+def _machines(workers: int, machine_type: str, accelerator_type: str, accelerators: int) -> str:
+    each = f" with {accelerators} x {accelerator_type} each" if accelerators else ""
+    return f"{workers} x {machine_type}{each}"

@@ -10,13 +10,33 @@ from datetime import date
 from itertools import product
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from schemas.accelerators import (
+    ACCELERATORS,
+    GCP_BUILT_IN,
+    VERTEX_TYPES,
+    Accelerator,
+    find_accelerator,
+    gcp_misfit,
+    gcp_needs_accelerators,
+    with_attached,
+    without_attached,
+)
 from schemas.jobs import Configuration, NonNegativeFloat, Price, TaskFeatures
 
 _LABEL_CHARACTERS: Final = 63
 _PLACEHOLDER: Final = re.compile(r"\{([a-z_]+)\}")
-PLACEHOLDERS: Final = ("task", "machine_type", "workers", "batch_size", "repeat", "job")
+PLACEHOLDERS: Final = (
+    "task",
+    "machine_type",
+    "workers",
+    "batch_size",
+    "repeat",
+    "job",
+    "accelerator_type",
+    "accelerator_count",
+)
 
 Positive = Annotated[int, Field(ge=1, le=100_000)]
 LabelText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")]
@@ -51,6 +71,24 @@ class Machine(_Part):
     memory_gb: NonNegativeFloat = 0.0
     network_gbps: NonNegativeFloat = 0.0
     usd_per_hour: NonNegativeFloat | None = None
+    """With its accelerators; 0: not known."""
+    accelerator_type: str = ""
+    """Vertex AI's name, such as ``NVIDIA_TESLA_T4``; empty: none."""
+    accelerator_count: Annotated[int, Field(ge=0, le=64)] = 0
+    """Per machine; 0: one, where a type is given."""
+
+    @field_validator("accelerator_type")
+    @classmethod
+    def _known_type(cls, name: str) -> str:
+        if name and name not in VERTEX_TYPES:
+            raise ValueError(f"{name!r} is none of {', '.join(VERTEX_TYPES)}")
+        return name
+
+    @model_validator(mode="after")
+    def _count_of_a_type(self) -> Self:
+        if self.accelerator_count and not self.accelerator_type:
+            raise ValueError("accelerator_count is given, but no accelerator_type")
+        return self
 
 
 class PriceList(_Part):
@@ -89,6 +127,7 @@ class GridFile(_Part):
     network: str = ""
     prices: PriceList | None = None
     machine_types: dict[str, Machine] = Field(default_factory=dict)
+    """By Vertex AI's machine type, or a catalogue's name of it with accelerators, such as ``n1-standard-8+1xT4``."""
     workers: tuple[Positive, ...] = ()
     batch_sizes: tuple[Annotated[int, Field(ge=0)], ...] = ()
     tasks: Annotated[tuple[TaskGrid, ...], Field(min_length=1)]
@@ -102,6 +141,9 @@ class GridFile(_Part):
             if not (grid.workers or self.workers):
                 raise ValueError(f"{name}: no numbers of workers are named")
             _check_placeholders(grid.container, name)
+        for types in self._all_machines():
+            for key, machine in types.items():
+                attached_accelerators(key, machine)
         priced = [machine for types in self._all_machines() for machine in types.values() if machine.usd_per_hour]
         if priced and self.prices is None:
             raise ValueError("usd_per_hour is given, but prices (as_of, source) is not: a price without a day is none")
@@ -111,6 +153,33 @@ class GridFile(_Part):
         yield self.machine_types
         for grid in self.tasks:
             yield grid.machine_types or {}
+
+
+def attached_accelerators(key: str, machine: Machine) -> tuple[str, Accelerator | None, int]:
+    """Return Vertex AI's machine type, its accelerator and their number, of an entry of `machine_types`.
+
+    Raises:
+        ValueError: Google Cloud has no such machine; the text says what it has.
+    """
+    machine_type, name, count = without_attached(key)
+    accelerator = find_accelerator(name)
+    if name and (accelerator is None or not accelerator.vertex_type):
+        raise ValueError(f"{key}: Vertex AI has no accelerator {name}")
+    if (given := VERTEX_TYPES.get(machine.accelerator_type)) is not None:
+        if accelerator is not None and (accelerator, count) != (given, machine.accelerator_count or count):
+            raise ValueError(f"{key}: accelerator_type and accelerator_count contradict the name")
+        accelerator, count = given, machine.accelerator_count or count or 1
+    if misfit := gcp_misfit(machine_type, accelerator.name if accelerator is not None else "", count):
+        raise ValueError(f"{misfit}{_accelerator_remedy(machine_type)}")
+    return machine_type, accelerator, count
+
+
+def _accelerator_remedy(machine_type: str) -> str:
+    built_in = GCP_BUILT_IN.get(machine_type)
+    if built_in is None:
+        return ""
+    kind = ACCELERATORS[built_in[0]].vertex_type
+    return f": write accelerator_type {kind} and accelerator_count {built_in[1]}"
 
 
 def _check_placeholders(container: Container, task: str) -> None:
@@ -179,10 +248,15 @@ def job_requests(grid: GridFile) -> list[JobRequest]:
     return list(found.values())
 
 
-def _configuration(grid: GridFile, machine_type: str, machine: Machine, size: tuple[int, int]) -> Configuration:
+def _configuration(grid: GridFile, key: str, machine: Machine, size: tuple[int, int]) -> Configuration:
     workers, batch_size = size
+    machine_type, accelerator, count = attached_accelerators(key, machine)
+    name = machine_type
+    if accelerator is not None and not gcp_needs_accelerators(machine_type):
+        # Two numbers of accelerators on one machine type are two machines, with a price each.
+        name = with_attached(machine_type, accelerator.name, count)
     return Configuration(
-        instance_type=machine_type,
+        instance_type=name,
         provider="gcp",
         workers=workers,
         batch_size=batch_size,
@@ -190,13 +264,22 @@ def _configuration(grid: GridFile, machine_type: str, machine: Machine, size: tu
         memory_gb=machine.memory_gb,
         disk_gb=grid.disk.size_gb,
         network_gbps=machine.network_gbps,
+        accelerator=accelerator.name if accelerator is not None else "",
+        accelerators=count,
+        accelerator_memory_gb=accelerator.memory_gb if accelerator is not None else 0.0,
     )
+
+
+def vertex_accelerator_type(configuration: Configuration) -> str:
+    """Return Vertex AI's name of a configuration's accelerators; empty: it has none."""
+    found = find_accelerator(configuration.accelerator) if configuration.accelerators else None
+    return found.vertex_type if found is not None else ""
 
 
 def _plan(grid: GridFile, task: TaskGrid, place: tuple[Configuration, Machine], repeat: int) -> JobPlan:
     configuration, machine = place
     price = None
-    if machine.usd_per_hour is not None and grid.prices is not None:
+    if machine.usd_per_hour and grid.prices is not None:
         price = Price(usd_per_hour=machine.usd_per_hour, **grid.prices.model_dump())
     return JobPlan(
         job=_label(grid.name, task.task.task, configuration, repeat),
@@ -221,11 +304,13 @@ def _label(grid: str, task: str, place: Configuration, repeat: int) -> str:
 def _request(grid: GridFile, task: TaskGrid, plan: JobPlan) -> JobRequest:
     values = {
         "task": plan.task.task,
-        "machine_type": plan.configuration.instance_type,
+        "machine_type": without_attached(plan.configuration.instance_type)[0],
         "workers": str(plan.configuration.workers),
         "batch_size": str(plan.configuration.batch_size),
         "repeat": str(plan.repeat),
         "job": plan.job,
+        "accelerator_type": vertex_accelerator_type(plan.configuration),
+        "accelerator_count": str(plan.configuration.accelerators),
     }
 
     def fill(text: str) -> str:

@@ -12,9 +12,10 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 from google.api_core import exceptions as google_errors
 from pydantic import ValidationError
 
+from schemas.accelerators import without_attached
 from services._runtime.skipped_import import bare_packages
 from services.collector.cloud.cloud_jobs import CloudJob, CloudState
-from services.collector.cloud.grid import JobPlan, JobRequest
+from services.collector.cloud.grid import JobPlan, JobRequest, vertex_accelerator_type
 from services.collector.cloud.ports import (
     CloudBusyError,
     CloudForbiddenError,
@@ -161,10 +162,13 @@ def _as_custom_job(request: JobRequest, label: str) -> CustomJob:
 
 
 def _pool(request: JobRequest, replicas: int) -> WorkerPoolSpec:
-    container = request.container
+    container, place = request.container, request.plan.configuration
+    machine: dict[str, Any] = {"machine_type": without_attached(place.instance_type)[0]}
+    if accelerator_type := vertex_accelerator_type(place):
+        machine |= {"accelerator_type": accelerator_type, "accelerator_count": place.accelerators}
     variables = {**container.env, PLAN_VARIABLE: request.plan.model_dump_json()}
     return WorkerPoolSpec(
-        machine_spec={"machine_type": request.plan.configuration.instance_type},
+        machine_spec=machine,
         replica_count=replicas,
         disk_spec={"boot_disk_type": request.disk.type, "boot_disk_size_gb": request.disk.size_gb},
         container_spec={
@@ -178,12 +182,17 @@ def _pool(request: JobRequest, replicas: int) -> WorkerPoolSpec:
 
 def _as_cloud_job(job: CustomJob, label: str) -> CloudJob:
     pools = list(job.job_spec.worker_pool_specs)
+    machine = pools[0].machine_spec if pools else None
+    accelerators = machine.accelerator_count if machine is not None else 0
+    accelerator_type = getattr(machine.accelerator_type, "name", "") if machine is not None else ""
     return CloudJob(
         name=job.name,
         job=job.labels.get(label, ""),
         display_name=job.display_name,
         state=_STATES.get(job.state, CloudState.WAITING),
-        machine_type=pools[0].machine_spec.machine_type if pools else "",
+        machine_type=machine.machine_type if machine is not None else "",
+        accelerator_type=accelerator_type if accelerators else "",
+        accelerators=accelerators,
         workers=sum(pool.replica_count for pool in pools),
         created_ns=_ns(job.create_time),
         started_ns=_ns(job.start_time),

@@ -135,6 +135,8 @@ def _planned(request: JobRequest) -> dict[str, Any]:
         "workers": place.workers,
         "batch_size": place.batch_size,
         "repeat": request.plan.repeat,
+        "accelerator": place.accelerator,
+        "accelerators": place.accelerators,
     }
 
 

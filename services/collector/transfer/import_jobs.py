@@ -88,7 +88,10 @@ def _import(options: argparse.Namespace) -> int:
         "rejected": len(found.rejected),
         "duplicates": len(found.duplicates),
         "unused_columns": found.unused_columns,
+        "without_price": found.without_price,
     }
+    if found.without_price:
+        say(f"{found.without_price} without a price (0 is none)")
     if options.dry_run:
         emit("result", **counts, new=0, unpublished=0, dry_run=True)
         return ExitCode.BAD_DATA if found.rejected else ExitCode.OK

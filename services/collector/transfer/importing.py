@@ -35,6 +35,8 @@ class Imported:
     duplicates: list[int] = field(default_factory=list)
     """Rows equal to an earlier one."""
     unused_columns: list[str] = field(default_factory=list)
+    without_price: int = 0
+    """Records that the mapping's price rule gives none, or one of 0."""
 
 
 class _Loader(BoundedLoader):
@@ -81,7 +83,7 @@ def import_table(path: Path, mapping: TableMapping) -> Imported:
         MappingError: the file has not the columns that the mapping names.
         TableError: the file cannot be read.
     """
-    table = read_table(path, mapping.separator)
+    table = read_table(path, mapping.separator, mapping.encoding)
     if missing := sorted(mapping.columns() - set(table.columns)):
         raise MappingError(f"{path} has no column {', '.join(missing)}; it has {', '.join(table.columns)}")
     found = Imported(rejected=list(table.rejected))
@@ -95,6 +97,7 @@ def import_table(path: Path, mapping: TableMapping) -> Imported:
         except (RowError, UnsendableRecordError) as error:
             found.rejected.append((row.number, str(error)))
             continue
+        found.without_price += mapping.price is not None and record.price is None
         first = seen.setdefault(record.job, (row.number, record))
         if first[1] is record:
             found.records.append(_numbered(record, repeats, mapping))

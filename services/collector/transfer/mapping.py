@@ -13,11 +13,20 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from datetime import date
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from schemas.jobs import Configuration, JobRecord, NonNegativeFloat, Price, TaskFeatures
+from schemas.accelerators import canonical_name, find_accelerator
+from schemas.jobs import (
+    Configuration,
+    JobRecord,
+    NonNegativeFloat,
+    Price,
+    TaskFeatures,
+    implausible_field,
+    without_zero_prices,
+)
 from schemas.message import Message
 
 Row = Mapping[str, str | None]
@@ -26,9 +35,23 @@ Row = Mapping[str, str | None]
 FILE_COLUMN: Final = "file"
 """In templates: the file's name without its ending."""
 _PLACE: Final = re.compile(r"\{([^{}]+)\}")
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE
+)
+"""Python's own reading would take ``1_000`` and full-width digits, too."""
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?[0-9]+,[0-9]+")
+_CLOCK_TIME: Final = re.compile(
+    r"(?:(?:(?P<days>[0-9]+)-)?(?P<hours>[0-9]+):)?(?P<minutes>[0-9]{1,2}):(?P<seconds>[0-9]{2}(?:[.,][0-9]+)?)"
+)
+"""As sacct prints times: ``MM:SS``, ``HH:MM:SS``, ``D-HH:MM:SS``, each with a fraction or without."""
+_NO_TIME: Final = frozenset({"unlimited", "partition_limit", "invalid"})
+"""Slurm's words where there is no time."""
+_TIMES: Final = frozenset({"duration_s", "restoring_s", "lost_s"})
 _UNITS: Final = {
     "s": 1.0,
     "ms": 1e-3,
+    "us": 1e-6,
+    "ns": 1e-9,
     "min": 60.0,
     "minutes": 60.0,
     "h": 3_600.0,
@@ -109,6 +132,10 @@ class Instance(_Part):
     memory_gb: NonNegativeFloat = 0.0
     disk_gb: NonNegativeFloat = 0.0
     network_gbps: NonNegativeFloat = 0.0
+    accelerator: str = ""
+    accelerators: Annotated[int, Field(ge=0)] = 0
+    """Per machine."""
+    accelerator_memory_gb: NonNegativeFloat = 0.0
 
 
 class PriceRule(_Part):
@@ -126,6 +153,10 @@ class TableMapping(_Part):
 
     dataset: Annotated[str, Field(min_length=1, max_length=100)]
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    encoding: str = ""
+    """Of a CSV file, such as ``latin-1``; empty: UTF-8, or what its byte order mark says."""
+    decimal: Literal[".", ","] = "."
+    """What stands before the fraction of a number."""
     empty: tuple[str, ...] = ("",)
     """Texts that mean: no value."""
     job: Rule | None = None
@@ -141,6 +172,15 @@ class TableMapping(_Part):
     price: PriceRule | None = None
     ignore: tuple[str, ...] = ()
     """Columns that are known, and left out on purpose."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, name: str) -> str:
+        try:
+            "".encode(name or "utf-8")
+        except (LookupError, UnicodeError, ValueError) as error:
+            raise ValueError(f"{name!r} is no encoding: write such as latin-1, cp1252 or utf-16") from error
+        return name
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -197,23 +237,37 @@ def job_record(mapping: TableMapping, row: Row, file: str) -> JobRecord:
         RowError: the row is rejected; the text says why.
     """
     cells = {name: None if cell is None or cell in mapping.empty else cell for name, cell in row.items()}
+    if bad := next((name for name, cell in cells.items() if cell is not None and "\0" in cell), None):
+        raise RowError(f"column {bad}: holds a NUL character")
     cells[FILE_COLUMN] = file
     fields: dict[str, Any] = {"task": {}, "configuration": {}, "job": _job(mapping, cells), "dataset": mapping.dataset}
     for path, rule in mapping.fields.items():
-        if (value := _typed(rule, cells, path)) is not None:
+        if (value := _typed(mapping, rule, cells, path)) is not None:
             part, _, name = path.rpartition(".")
             (fields[part] if part else fields)[name] = value
     for part, rules in mapping.attributes.items():
-        fields[part]["attributes"] = dict(_attributes(rules, cells, part))
+        fields[part]["attributes"] = dict(_attributes(mapping, rules, cells, part))
     _add_instance(mapping, fields["configuration"])
+    _name_accelerator(fields["configuration"])
     record = _validated(fields)
-    return record.model_copy(update={"price": _price(mapping.price, record, cells)})
+    record = record.model_copy(update={"price": _price(mapping, record, cells)})
+    if wrong := implausible_field(record):
+        raise RowError(f"{wrong}{_unit_remedy(mapping, wrong.partition(':')[0])}")
+    return record.model_copy(update={"price": without_zero_prices(record.price)})
+
+
+def _unit_remedy(mapping: TableMapping, path: str) -> str:
+    rule = mapping.fields.get(path)
+    if path not in _TIMES or rule is None:
+        return ""
+    said = f"unit: {rule.unit}" if rule.unit is not None else "no `unit:`, so it is read as seconds"
+    return f" (the mapping says {said}: is it in nanoseconds, `unit: ns`, or milliseconds, `unit: ms`?)"
 
 
 def _job(mapping: TableMapping, cells: Row) -> str:
     if mapping.job is None:
         return f"{mapping.dataset}-{_content_hash(mapping, cells)}"
-    name = _text(mapping.job, cells)
+    name = _text(mapping, mapping.job, cells)
     if not name:
         raise RowError("job: no value")
     return name
@@ -227,7 +281,7 @@ def _content_hash(mapping: TableMapping, cells: Row) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _text(rule: Rule, cells: Row) -> str | None:
+def _text(mapping: TableMapping, rule: Rule, cells: Row) -> str | None:
     """The rule's text; None: no value."""
     if rule.template is not None:
         text: str | None = _PLACE.sub(lambda match: cells[match[1]] or "", rule.template)
@@ -237,19 +291,22 @@ def _text(rule: Rule, cells: Row) -> str | None:
         return None
     if rule.at_least is not None:
         limit = rule.at_least
-        return limit.then if _number(text, 1.0, str(rule.column)) >= limit.limit else limit.otherwise
+        number = _number(text, mapping.decimal, str(rule.column))
+        return limit.then if number >= limit.limit else limit.otherwise
     if text in rule.values:
         return rule.values[text]
     return text if rule.otherwise is None else rule.otherwise
 
 
-def _typed(rule: Rule, cells: Row, path: str) -> Any:
-    text = _text(rule, cells)
+def _typed(mapping: TableMapping, rule: Rule, cells: Row, path: str) -> Any:
+    text = _text(mapping, rule, cells)
     if text is None:
         return None
     kind = FIELD_TYPES[path]
     if kind in (int, float):
-        number = _number(text, _factor(rule), path)
+        number = _clock_time_s(text, rule, path) if path in _TIMES else None
+        if number is None:
+            number = _scaled(_number(text, mapping.decimal, path), rule, text, path)
         if kind is int and not number.is_integer():
             raise RowError(f"{path}: {text!r} is no whole number")
         return int(number) if kind is int else number
@@ -258,24 +315,60 @@ def _typed(rule: Rule, cells: Row, path: str) -> Any:
     return text
 
 
-def _factor(rule: Rule) -> float:
-    return rule.scale * _UNITS[(rule.unit or "s").lower()]
+def _clock_time_s(text: str, rule: Rule, path: str) -> float | None:
+    """Return the seconds of a time as sacct prints it; None: it has another form.
+
+    Raises:
+        RowError: it is no time, or the mapping gives it a unit.
+    """
+    word = text.strip()
+    if word.casefold() in _NO_TIME:
+        raise RowError(
+            f"{path}: {word} is Slurm's word for no time: list it under `empty:`, or map ElapsedRaw (seconds)"
+        )
+    if ":" not in word:
+        return None
+    match = _CLOCK_TIME.fullmatch(word)
+    if match is None or rule.unit is not None or rule.scale != 1.0:
+        remedy = "" if match is None else ", which has no `unit:` and no `scale:`"
+        raise RowError(f"{path}: {word[:60]!r} is a time; such are read as MM:SS, HH:MM:SS or D-HH:MM:SS{remedy}")
+    days, hours, minutes = (int(match[part] or 0) for part in ("days", "hours", "minutes"))
+    seconds = float(match["seconds"].replace(",", "."))
+    if minutes >= 60 or seconds >= 60 or (match["days"] and hours >= 24):
+        raise RowError(f"{path}: {word[:60]!r} is no time of day and minutes: 60 minutes are 01:00:00")
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _number(text: str, factor: float, path: str) -> float:
-    try:
-        number = float(text) * factor
-    except ValueError:
-        raise RowError(f"{path}: {text[:60]!r} is no number") from None
+def _scaled(number: float, rule: Rule, text: str, path: str) -> float:
+    number *= rule.scale * _UNITS[(rule.unit or "s").lower()]
     if not math.isfinite(number):
         raise RowError(f"{path}: {text[:60]!r} is not finite")
     return number
 
 
-def _attributes(rules: Mapping[str, Rule], cells: Row, part: str) -> Iterator[tuple[str, float | str]]:
+def _number(text: str, decimal: str, path: str) -> float:
+    word = text.strip()
+    if decimal == ",":
+        if "." in word:
+            raise RowError(f"{path}: {word[:60]!r} is no number with a decimal comma (`decimal:` in the mapping)")
+        word = word.replace(",", ".", 1)
+    if not _NUMBER.fullmatch(word):
+        comma = decimal == "." and _DECIMAL_COMMA.fullmatch(word)
+        remedy = ' (with a decimal comma? write `decimal: ","` into the mapping)' if comma else ""
+        raise RowError(f"{path}: {text[:60]!r} is no number{remedy}")
+    number = float(word)
+    if not math.isfinite(number):
+        raise RowError(f"{path}: {text[:60]!r} is not finite")
+    return number
+
+
+def _attributes(
+    mapping: TableMapping, rules: Mapping[str, Rule], cells: Row, part: str
+) -> Iterator[tuple[str, float | str]]:
     for name, rule in rules.items():
-        if (text := _text(rule, cells)) is not None:
-            yield name, _number(text, _factor(rule), f"{part}.attributes.{name}") if rule.number else text
+        if (text := _text(mapping, rule, cells)) is not None:
+            path = f"{part}.attributes.{name}"
+            yield name, _scaled(_number(text, mapping.decimal, path), rule, text, path) if rule.number else text
 
 
 def _add_instance(mapping: TableMapping, configuration: dict[str, Any]) -> None:
@@ -284,8 +377,19 @@ def _add_instance(mapping: TableMapping, configuration: dict[str, Any]) -> None:
         return
     if name not in mapping.instances:
         raise RowError(f"configuration.instance_type: {name!r} is none of the mapping's instances")
-    for field, value in mapping.instances[name].model_dump().items():
+    for field, value in mapping.instances[name].model_dump(exclude_defaults=True).items():
         configuration.setdefault(field, value)
+
+
+def _name_accelerator(configuration: dict[str, Any]) -> None:
+    """Give an accelerator the name and, where the table has none, the memory that all records use for it."""
+    name = configuration.get("accelerator", "")
+    found = find_accelerator(name) if isinstance(name, str) else None
+    if found is None:
+        return
+    configuration["accelerator"] = canonical_name(name)
+    configuration.setdefault("accelerators", 1)  # a machine with a named accelerator has at least one
+    configuration.setdefault("accelerator_memory_gb", found.memory_gb)
 
 
 def _validated(fields: dict[str, Any]) -> JobRecord:
@@ -300,16 +404,18 @@ def _validated(fields: dict[str, Any]) -> JobRecord:
         raise RowError("; ".join(complaints)) from None
 
 
-def _price(rule: PriceRule | None, record: JobRecord, cells: Row) -> Price | None:
+def _price(mapping: TableMapping, record: JobRecord, cells: Row) -> Price | None:
+    rule = mapping.price
     if rule is None:
         return None
     usd: float | None = None
-    if rule.usd_per_hour is not None and (text := _text(rule.usd_per_hour, cells)) is not None:
-        usd = _number(text, _factor(rule.usd_per_hour), "price.usd_per_hour")
+    path = "price.usd_per_hour"
+    if rule.usd_per_hour is not None and (text := _text(mapping, rule.usd_per_hour, cells)) is not None:
+        usd = _scaled(_number(text, mapping.decimal, path), rule.usd_per_hour, text, path)
     elif rule.from_cost and record.cost_usd is not None and record.duration_s:
         usd = record.cost_usd / record.duration_s * 3_600 / record.configuration.workers
     if usd is None:
         return None
     if not 0 <= usd < math.inf:
-        raise RowError(f"price.usd_per_hour: {usd:g} is no price")
+        raise RowError(f"{path}: {usd:g} is no price")
     return Price(usd_per_hour=usd, as_of=rule.as_of, source=rule.source, snapshot=rule.snapshot)

@@ -1,8 +1,10 @@
-"""Rows of a CSV or Parquet file, through DuckDB: as text, in order, with the number of each row."""
+"""Rows of a CSV file, or of a Parquet file through DuckDB: as text, in order, with the number of each row."""
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,6 @@ import duckdb
 from services._jobs.record_files import literal_path
 
 _BATCH: Final = 1_000
-_QUOTES: Final = "header=false, quote='\"', escape='\"'"
 _SAFE: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
     "autoinstall_known_extensions": "false",
@@ -43,8 +44,13 @@ class Table:
     """Lines that are no rows, with the reason."""
 
 
-def read_table(path: Path, separator: str = ",") -> Table:
+def read_table(path: Path, separator: str = ",", encoding: str = "") -> Table:
     """Read a file; its name says what it is (``.parquet``, else CSV).
+
+    Args:
+        path: The file.
+        separator: Of a CSV file's cells.
+        encoding: Of a CSV file; empty: what its byte order mark says, else UTF-8.
 
     Raises:
         TableError: it cannot be read, has no header, or names a column twice.
@@ -56,11 +62,11 @@ def read_table(path: Path, separator: str = ",") -> Table:
     except OSError as error:
         raise TableError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
+        if path.suffix.lower() != ".parquet":
+            return _csv(path, separator, encoding)
         with duckdb.connect(config=_SAFE) as connection:
-            if path.suffix.lower() == ".parquet":
-                return _parquet(connection, path)
-            return _csv(connection, path, separator)
-    except (duckdb.Error, UnicodeDecodeError, csv.Error) as error:
+            return _parquet(connection, path)
+    except (duckdb.Error, OSError, TypeError) as error:  # TypeError: no character that can separate cells
         raise TableError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
@@ -71,37 +77,80 @@ def _parquet(connection: duckdb.DuckDBPyConnection, path: Path) -> Table:
     return Table(columns, rows)
 
 
-def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> Table:
+_MARKS: Final = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16's, which is its beginning
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def _decoded(path: Path, encoding: str) -> str:
+    """Return a file's text without a byte order mark.
+
+    Raises:
+        TableError: it has bytes that the encoding has not.
+    """
+    content = path.read_bytes()
+    name = encoding or next((name for mark, name in _MARKS if content.startswith(mark)), "utf-8")
+    try:
+        text = content.decode(name)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise TableError(
+            f"{path} cannot be read: byte {error.start} (line {line}) is no {name}: write the file's encoding into the "
+            "mapping (such as encoding: latin-1), or convert it (iconv -f latin1 -t utf-8)"
+        ) from error
+    except UnicodeError as error:  # such as UTF-16 cut off in the middle of its mark
+        raise TableError(f"{path} cannot be read as {name}: {error}") from error
+    return text.removeprefix("\ufeff")
+
+
+def _csv(path: Path, separator: str, encoding: str) -> Table:
     """Everything as text: what a cell means is the mapping's business, not a guess from the first rows."""
-    header = _header(path, separator)
+    text = _decoded(path, encoding)
+    rows = _numbered_rows(text, separator)
+    _, header = next(rows, (1, ()))
+    if isinstance(header, str):
+        raise TableError(f"{path} cannot be read: line 1: {header}")
+    if any("\0" in name for name in header):
+        raise TableError(f"{path}: the header holds NUL characters: is it UTF-16? (encoding: utf-16-le in the mapping)")
     if not any(name.strip() for name in header):
         raise TableError(f"{path} has no header: its first line must name the columns")
-    definition = "{" + ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header))) + "}"
-    options = f"{_QUOTES}, skip=1, columns={definition}, auto_detect=false, store_rejects=true, nullstr=''"
-    connection.execute(f"SELECT * FROM read_csv(?, delim=?, {options})", [literal_path(path), separator])  # noqa: S608 - ours
-    found = list(_fetched(connection))
-    # A line may be wrong in several ways.
-    errors = connection.execute("SELECT line, min(error_message) FROM reject_errors GROUP BY line ORDER BY line")
-    rejected = [(int(line), str(text).partition("\n")[0]) for line, text in errors.fetchall()]
-    lines = _lines_without({line for line, _ in rejected})
-    return Table(header, [NumberedRow(next(lines), _texts(header, row)) for row in found], rejected)
-
-
-def _header(path: Path, separator: str) -> tuple[str, ...]:
-    """DuckDB would take its width from the longest line of the file."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        names = tuple(next(csv.reader([file.readline()], delimiter=separator), ()))
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice := {name for name in header if header.count(name) > 1}:
         raise TableError(f"{path}: the header names {', '.join(sorted(twice)) or 'an empty column'} twice")
-    return names
+    table = Table(header, [])
+    for line, cells in rows:
+        if isinstance(cells, str):
+            table.rejected.append((line, cells))
+        elif len(cells) != len(header):
+            table.rejected.append((line, f"Expected Number of Columns: {len(header)} Found: {len(cells)}"))
+        else:
+            table.rows.append(NumberedRow(line, {name: cell or None for name, cell in zip(header, cells, strict=True)}))
+    return table
 
 
-def _lines_without(rejected: set[int]) -> Iterator[int]:
-    line = 1
+def _numbered_rows(text: str, separator: str) -> Iterator[tuple[int, tuple[str, ...] | str]]:
+    """Each row with the line on which it begins, and its cells, or what is wrong with it; empty lines are left out."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     while True:
-        line += 1
-        if line not in rejected:
-            yield line
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield line, _csv_error(str(error))
+            continue
+        if cells or line == 1:
+            yield line, tuple(cells)
+
+
+def _csv_error(text: str) -> str:
+    if "unexpected end of data" in text:
+        return "a quotation mark is opened here and never closed"
+    return f"no row of a CSV file: {text}"
 
 
 def _fetched(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[object, ...]]:

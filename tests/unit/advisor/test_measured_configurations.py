@@ -223,3 +223,17 @@ def test_steps_of_a_cut_run_with_a_rate_are_the_whole_job() -> None:
     )
 
     assert whole_job_duration(TaskFeatures(task="silent", steps=20_000), cut).time_s == pytest.approx(5_020.0)
+
+
+def test_a_training_that_the_memory_cannot_hold_is_left_out(context: ModelContext) -> None:
+    """7e9 parameters with Adam on a K80 of 12 GB: asked alone, it was answered with 48 days and "will run"."""
+    task = TaskFeatures(task="ResNet-50", parameter_count=7_000_000_000, optimizer="adam")
+    machine = Configuration(
+        instance_type="vm-k80", provider="gcp", workers=1, batch_size=32, accelerator="K80", accelerators=1
+    )
+
+    reply = rank(RankRequest(task=task, configurations=(machine,), objective=Objective.TIME), context)
+
+    assert reply.ranked == ()
+    assert reply.rejected == {"will not fit": 1}
+    assert any("7e9 parameters need at least 104 GiB" in one and "one K80 has 12 GB" in one for one in reply.warnings)

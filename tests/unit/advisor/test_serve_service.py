@@ -13,9 +13,17 @@ from typing import Any
 import pytest
 
 from schemas.codec import to_plain
-from schemas.jobs import JobRecord
+from schemas.jobs import Configuration, JobRecord
 from schemas.message import Message
-from schemas.predictions import Prediction, PredictRequest, RankReply, RankRequest, TrainReply, TrainRequest
+from schemas.predictions import (
+    Prediction,
+    PredictReply,
+    PredictRequest,
+    RankReply,
+    RankRequest,
+    TrainReply,
+    TrainRequest,
+)
 from schemas.runs import SERIES, RunEnd, RunProfile
 from schemas.service import Endpoint
 from schemas.services.advisor import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN
@@ -274,6 +282,75 @@ async def test_nonsense_in_records_is_left_out(ground: Ground) -> None:
 
     assert advisor.records.rejected == 2
     assert advisor.records.runs == {}
+
+
+async def test_a_machine_for_nothing_is_never_ranked_first(ground: Ground) -> None:
+    """Records and price files with 0 where there is no price: no configuration is ranked at $0."""
+    free = [
+        one.model_copy(update={"price": one.price.model_copy(update={"usd_per_hour": 0.0, "spot_usd_per_hour": 0.0})})
+        if one.price is not None and one.configuration.instance_type == "large"
+        else one
+        for one in records(TASKS)
+    ]
+    machines = [
+        {"instance_type": name, "vcpu": 4, "memory_gb": 16, "usd_per_hour": usd}
+        for name, usd in (("free", 0.0), ("paid", 0.1))
+    ]
+    plain = {"format": 1, "source": "s", "provider": "emulated", "region": "r", "as_of": "2026-11-20", "note": ""}
+    (ground.directory / "s.json").write_text(json.dumps(plain | {"machines": machines}))
+    async with ground.advisor() as advisor:
+        await ground.tell(*free)
+        await trained(advisor, 72)
+        reply = await ground.rank(providers=("emulated",), top=50)
+
+    names = {one.configuration.instance_type for one in reply.ranked}
+    assert {"free", "large"}.isdisjoint(names)
+    assert names
+    assert all(one.cost_usd is not None and one.cost_usd.median > 0 for one in reply.ranked)
+
+
+async def test_times_and_costs_that_cannot_be_are_rejected_with_a_reason() -> None:
+    """From the bus, too: one job of 1e308 s makes every prediction a number of 300 digits."""
+    held = Records()
+    long, dear, fine = records(("a",))[:3]
+
+    assert (
+        held.add(long.model_copy(update={"duration_s": 1e308}))
+        == f"job {long.job}: duration_s: 1e+308 s is more than ten years"
+    )
+    assert (
+        held.add(dear.model_copy(update={"cost_usd": 1e300}))
+        == f"job {dear.job}: cost_usd: 1e+300 dollars is more than a billion"
+    )
+    assert "more than ten years" in str(held.add_run(profile("a").model_copy(update={"duration_s": 1e30})))
+    assert held.add(fine) is None
+    assert (held.rejected, len(held)) == (3, 1)
+
+
+async def test_answers_name_the_source_of_their_prices(ground: Ground) -> None:
+    """Vertex AI's where nothing is said; a question may choose another one, that exists."""
+    async with ground.advisor() as advisor:
+        await ground.tell(*records(TASKS))
+        await trained(advisor, 72)
+        reply = await ground.ask(ADVISOR_PREDICT, of_gcp())
+        chosen = await ground.ask(ADVISOR_PREDICT, of_gcp(price_sources=("gcp-gce",)))
+        with pytest.raises(
+            RequestRefusedError, match=r"no prices of 'gcp-gke' are known \(sources: gcp-gce, gcp-vertex\)"
+        ):
+            await ground.ask(ADVISOR_PREDICT, of_gcp(price_sources=("gcp-gke",)))
+
+    assert isinstance(reply, PredictReply)
+    assert isinstance(chosen, PredictReply)
+    assert (reply.price_sources, chosen.price_sources) == (("gcp-vertex",), ("gcp-gce",))
+    ours, other = reply.predictions[0].cost_usd, chosen.predictions[0].cost_usd
+    assert ours is not None
+    assert other is not None
+    assert ours.median > other.median
+
+
+def of_gcp(**changes: Any) -> PredictRequest:
+    where = Configuration(instance_type="n1-standard-4", provider="gcp", workers=2, batch_size=32)
+    return PredictRequest(task=features("z"), configurations=(where,), **changes)
 
 
 async def test_data_hash_ignores_order_and_not_content() -> None:

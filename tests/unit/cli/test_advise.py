@@ -277,6 +277,14 @@ def test_figures_for_people() -> None:
     assert (dollars(8.97e-5), dollars(0.0)) == ("$0.0000897", "$0")
 
 
+def test_large_numbers_stay_legible() -> None:
+    """Days become years, and what has more than nine digits its power of ten: an answer once had 300 digits."""
+    assert seconds(1.1e9) == "34.9 years"
+    assert seconds(1.1e105) == "3.5e+97 years"
+    assert dollars(9.79e299) == "$9.8e+299"
+    assert len(time_span(Estimate(median=1e300, low=1e290, high=1e308))) < 50
+
+
 def test_beside_what_was_measured() -> None:
     """The first choice and the best of the first five, against the best of all that ran."""
     measured = Measurements(

@@ -41,7 +41,7 @@ def test_a_grid_is_the_product_and_whole_rounds_come_first() -> None:
 
 def test_the_example_is_a_grid() -> None:
     example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "vertex.json"
-    assert len(job_requests(GridFile.model_validate_json(example.read_bytes()))) == 2 * 3 * 3
+    assert len(job_requests(GridFile.model_validate_json(example.read_bytes()))) == 3 * 3 * 3
 
 
 def test_the_same_job_has_the_same_label_whatever_else_changes() -> None:
@@ -95,6 +95,67 @@ def test_a_task_may_vary_other_things() -> None:
 def test_what_is_wrong_in_a_grid_is_named(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         GridFile.model_validate_json(json.dumps(grid_fields(**changes)))
+
+
+def test_accelerators_are_part_of_a_job() -> None:
+    """Under the catalogue's names, with their memory; numbers of one machine type are different jobs."""
+    fields = grid_fields(
+        machine_types={
+            "n1-standard-8": {"vcpu": 8, "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 2},
+            "n1-standard-8+1xV100": {"vcpu": 8},
+            "a2-highgpu-1g": {"accelerator_type": "NVIDIA_TESLA_A100"},
+        },
+        workers=[1],
+        batch_sizes=[16],
+    )
+    fields["tasks"][0]["container"]["args"] = ["{machine_type}", "{accelerator_type}", "{accelerator_count}"]
+    requests = job_requests(GridFile.model_validate(fields))
+
+    places = [request.plan.configuration for request in requests]
+    assert [(it.instance_type, it.accelerator, it.accelerators, it.accelerator_memory_gb) for it in places] == [
+        ("n1-standard-8+2xT4", "T4", 2, 16),
+        ("n1-standard-8+1xV100", "V100", 1, 16),
+        ("a2-highgpu-1g", "A100-40GB", 1, 40),
+    ]
+    assert requests[0].container.args == ("n1-standard-8", "NVIDIA_TESLA_T4", "2")
+    assert len({request.plan.job for request in requests}) == 3
+
+
+def test_jobs_without_accelerators_keep_their_labels() -> None:
+    """What an earlier version submitted is found again."""
+    assert grid_requests()[0].plan.job == "agnews-agnews-n1-standard-4-w2-b16-r0-cdf6500b799a"
+
+
+@pytest.mark.parametrize(
+    ("machine_types", "complaint"),
+    [
+        (
+            {"a2-highgpu-1g": {}},
+            "not none: write accelerator_type NVIDIA_TESLA_A100 and accelerator_count 1",
+        ),
+        ({"g2-standard-24": {"accelerator_type": "NVIDIA_L4"}}, "always has 2 x L4, not 1 x L4"),
+        ({"a3-newgpu-8g": {}}, "exists with accelerators only"),
+        ({"e2-highmem-8": {"accelerator_type": "NVIDIA_TESLA_T4"}}, "can be attached to n1 machines"),
+        ({"n1-standard-8": {"accelerator_type": "NVIDIA_L4"}}, "n1-standard-8 cannot have L4: it comes with g2-"),
+        ({"n1-standard-8": {"accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 3}}, "1, 2, 4 times"),
+        ({"n1-standard-96": {"accelerator_type": "NVIDIA_TESLA_V100"}}, "may have 12 vCPUs"),
+        ({"n1-standard-8": {"accelerator_type": "T4"}}, "'T4' is none of NVIDIA_TESLA_K80"),
+        ({"n1-standard-8": {"accelerator_count": 1}}, "accelerator_count is given, but no accelerator_type"),
+        ({"n1-standard-8+1xT4": {"accelerator_type": "NVIDIA_TESLA_V100"}}, "contradict the name"),
+        ({"n1-standard-8+1xA10G": {}}, "Vertex AI has no accelerator A10G"),
+        ({"n1-standard-8+1xfoo": {}}, "Vertex AI has no accelerator foo"),
+    ],
+)
+def test_machines_that_google_does_not_have_are_refused(machine_types: dict[str, Any], complaint: str) -> None:
+    """Before anything is submitted, and in a dry run."""
+    with pytest.raises(ValidationError) as raised:
+        GridFile.model_validate(grid_fields(machine_types=machine_types))
+    assert complaint in str(raised.value)
+
+
+def test_a_grids_price_of_zero_is_no_price() -> None:
+    requests = grid_requests(machine_types={"n1-standard-4": {"usd_per_hour": 0}})
+    assert requests[0].plan.price is None
 
 
 def test_an_unknown_placeholder_is_named() -> None:

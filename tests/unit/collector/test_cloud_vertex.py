@@ -73,6 +73,54 @@ def test_one_worker_is_one_pool(google: FakeGoogleCloud, cloud: VertexJobs) -> N
     assert [pool.replica_count for pool in job.job_spec.worker_pool_specs] == [1]
 
 
+ACCELERATED = {
+    "n1-standard-8": {"vcpu": 8, "usd_per_hour": 0.9, "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 2}
+}
+
+
+def test_accelerators_go_out_and_come_back_into_the_record(google: FakeGoogleCloud, cloud: VertexJobs) -> None:
+    """In the machine spec of both pools, as Vertex AI names them; in the record, as all records do."""
+    request = grid_requests(machine_types=ACCELERATED)[0]
+    cloud.create(request)
+    google.vertex.advance(10_000)
+
+    (sent,) = google.vertex.jobs.values()
+    for pool in sent.job_spec.worker_pool_specs:
+        assert pool.machine_spec.machine_type == "n1-standard-8"
+        assert pool.machine_spec.accelerator_type.name == "NVIDIA_TESLA_T4"
+        assert pool.machine_spec.accelerator_count == 2
+    body = CustomJob.to_dict(sent, preserving_proto_field_name=False, use_integers_for_enums=False)
+    assert body["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"] == "NVIDIA_TESLA_T4"
+    (found,) = cloud.jobs()
+    place = job_record(found, derived_cost(found)).configuration
+    assert place == request.plan.configuration
+    assert (place.instance_type, place.accelerator, place.accelerators) == ("n1-standard-8+2xT4", "T4", 2)
+
+
+def test_accelerators_of_a_job_that_another_tool_submitted(google: FakeGoogleCloud, cloud: VertexJobs) -> None:
+    cloud.create(grid_requests(machine_types=ACCELERATED)[0])
+    (job,) = google.vertex.jobs.values()
+    for pool in job.job_spec.worker_pool_specs:
+        pool.container_spec.env = []
+    google.vertex.advance(10_000)
+
+    (found,) = cloud.jobs()
+    place = job_record(found, derived_cost(found)).configuration
+
+    assert (place.instance_type, place.accelerators, place.accelerator_memory_gb) == ("n1-standard-8+2xT4", 2, 16)
+
+
+def test_a_plan_for_other_accelerators_is_another_jobs(google: FakeGoogleCloud, cloud: VertexJobs) -> None:
+    cloud.create(grid_requests(machine_types=ACCELERATED)[0])
+    (job,) = google.vertex.jobs.values()
+    job.job_spec.worker_pool_specs[0].machine_spec.accelerator_count = 1
+    google.vertex.advance(10_000)
+
+    (found,) = cloud.jobs()
+    with pytest.raises(ValueError, match="with 1 x NVIDIA_TESLA_T4 each, but was planned for 2 x n1-standard-8 with 2"):
+        job_record(found, derived_cost(found))
+
+
 def test_time_is_end_minus_start_and_cost_price_times_machines_times_time(
     google: FakeGoogleCloud, cloud: VertexJobs
 ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from schemas.jobs import CostKind, JobRecord, JobState
+from schemas.jobs import MAX_DURATION_S, CostKind, JobRecord, JobState
 from services._jobs.record_files import read_job_file
 from services._runtime.command.errors import UsageError
 from services.collector.tool import BadDataError
@@ -242,6 +245,225 @@ def test_parquet_is_read_with_its_row_numbers(tmp_path: Path) -> None:
     found = import_table(path, read_mapping(mapping))
     assert [record.duration_s for record in found.records] == [1.5, 0.1]
     assert found.rejected == [(2, "duration_s: 'nan' is not finite")]
+
+
+# -- encodings, numbers, times ---------------------------------------------------------------------------------------
+
+
+def test_line_numbers_hold_after_a_line_break_in_a_cell(imported: Import) -> None:
+    """The line on which the row begins, as an editor shows it."""
+    broken = GOOD.replace("ring, async", "ring\nasync")
+    bad = GOOD.replace("0,mnist", "1,mnist").replace(",10,50,", ",ten,50,")
+    found = imported(HEADER + broken + bad + "1,mnist\n")
+
+    assert found.records[0].configuration.attributes["sync"] == "ring\nasync"
+    assert [number for number, _ in found.rejected] == [4, 5]
+
+
+def test_a_line_break_in_a_header_is_part_of_its_name(imported: Import) -> None:
+    fields = MAPPING["fields"] | {"configuration.workers": "nodes\n(final)"}
+    found = imported(HEADER.replace("nodes", '"nodes\n(final)"') + GOOD + "1\n", fields=fields)
+
+    assert found.records[0].configuration.workers == 3
+    assert [number for number, _ in found.rejected] == [4]
+
+
+def test_a_quotation_mark_that_is_never_closed_is_named_with_its_line(imported: Import) -> None:
+    found = imported(HEADER + GOOD + '1,"mnist\n' + GOOD.replace('"ring, async"', "ring"))
+
+    assert len(found.records) == 1
+    assert found.rejected == [(3, "a quotation mark is opened here and never closed")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_says_the_encoding(tmp_path: Path, encoding: str) -> None:
+    assert _imported_bytes(tmp_path, (HEADER + GOOD.replace("mnist", "müst")).encode(encoding)) == ["müst"]
+
+
+def test_another_encoding_is_the_mappings(tmp_path: Path) -> None:
+    content = (HEADER + GOOD.replace("mnist", "müst")).encode("latin-1")
+
+    with pytest.raises(TableError, match=r"\(line 2\) is no utf-8: write .* encoding: latin-1.*iconv"):
+        _imported_bytes(tmp_path, content)
+    assert _imported_bytes(tmp_path, content, encoding="latin-1") == ["müst"]
+    with pytest.raises(TableError, match="is it UTF-16"):
+        _imported_bytes(tmp_path, HEADER.encode("utf-16-le"))
+    with pytest.raises(MappingError, match="'klingon' is no encoding"):
+        _imported_bytes(tmp_path, content, encoding="klingon")
+
+
+def _imported_bytes(tmp_path: Path, content: bytes, **changes: Any) -> list[str]:
+    path, mapping = tmp_path / "bytes.csv", tmp_path / "mapping.yaml"
+    path.write_bytes(content)
+    mapping.write_text(yaml.safe_dump(MAPPING | changes))
+    return [record.task.task for record in import_table(path, read_mapping(mapping)).records]
+
+
+def test_decimal_commas(imported: Import) -> None:
+    """Read where the mapping says so; else the row's error names the key."""
+    text = (HEADER + GOOD.replace('"ring, async"', "ring")).replace(",", ";").replace("Conv2d;ReLU", "ReLU")
+    text = text.replace(";10;", ";10,5;")
+    plain = imported(text, separator=";")
+    read = imported(text, separator=";", decimal=",")
+    wrong = imported(text.replace("10,5", "1.234,5"), separator=";", decimal=",")
+
+    assert plain.rejected == [
+        (2, "duration_s: '10,5' is no number (with a decimal comma? write `decimal: \",\"` into the mapping)")
+    ]
+    assert read.records[0].duration_s == 630.0
+    assert "'1.234,5' is no number with a decimal comma" in wrong.rejected[0][1]
+
+
+@pytest.mark.parametrize("text", ["1_000", "\uff11\uff12", "0x10", "1 000"])
+def test_only_plain_digits_are_a_number(imported: Import, text: str) -> None:
+    found = imported(HEADER + GOOD.replace(",3,16,", f",{text},16,"))
+    assert found.rejected == [(2, f"configuration.workers: {text!r} is no number")]
+
+
+def test_a_cell_with_a_nul_character_is_refused(imported: Import) -> None:
+    found = imported(HEADER + GOOD.replace("mnist", "mn\0ist"))
+    assert found.rejected == [(2, "column app: holds a NUL character")]
+
+
+SECONDS = MAPPING["fields"] | {"duration_s": "minutes"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("05:10", 310.0),
+        ("05:10.250", 310.25),
+        ("01:00:00", 3_600.0),
+        ("00:00:07", 7.0),
+        ("1-02:03:04", 93_784.0),
+        ("2-00:00:00.500", 172_800.5),
+        ("100:00:00", 360_000.0),
+        ("3600", 3_600.0),
+    ],
+)
+def test_times_as_slurm_prints_them(imported: Import, text: str, seconds: float) -> None:
+    """Elapsed beside ElapsedRaw."""
+    assert imported(HEADER + GOOD.replace(",10,", f",{text},"), fields=SECONDS).records[0].duration_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("UNLIMITED", "duration_s: UNLIMITED is Slurm's word for no time: list it under `empty:`, or map ElapsedRaw"),
+        ("Partition_Limit", "Partition_Limit is Slurm's word for no time"),
+        ("INVALID", "INVALID is Slurm's word for no time"),
+        ("1:2:3", "such are read as MM:SS, HH:MM:SS or D-HH:MM:SS"),
+        ("90:00", "is no time of day and minutes"),
+        ("1-30:00:00", "is no time of day and minutes"),
+        ("00:00:00", "duration_s: Input should be greater than 0"),
+    ],
+)
+def test_what_is_no_time_of_slurm(imported: Import, text: str, reason: str) -> None:
+    found = imported(HEADER + GOOD.replace(",10,", f",{text},"), fields=SECONDS)
+    assert reason in found.rejected[0][1]
+
+
+def test_a_time_of_slurm_has_no_unit(imported: Import) -> None:
+    """The mapping of these tests says minutes."""
+    assert "has no `unit:`" in imported(HEADER + GOOD.replace(",10,", ",00:10:00,")).rejected[0][1]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            "1e308",
+            "duration_s: 1e+308 s is more than ten years (the mapping says no `unit:`, so it is read as seconds: ",
+        ),
+        ("12345678901234567890", "is it in nanoseconds, `unit: ns`"),
+        ("3.2e8", "duration_s: 3.2e+08 s is more than ten years"),
+    ],
+)
+def test_times_beyond_ten_years_are_refused_with_the_likely_unit(imported: Import, row: str, reason: str) -> None:
+    found = imported(HEADER + GOOD.replace(",10,", f",{row},") + GOOD, fields=SECONDS, price=None)
+
+    assert [record.duration_s for record in found.records] == [10.0]
+    assert reason in found.rejected[0][1]
+
+
+def test_costs_beyond_a_billion_are_refused(imported: Import) -> None:
+    found = imported(HEADER + GOOD.replace(",10,50,", ",10,1e300,"), price=None)
+    assert found.rejected == [(2, "cost_usd: 1e+298 dollars is more than a billion")]
+
+
+def test_nanoseconds_are_a_unit(imported: Import) -> None:
+    fields = MAPPING["fields"] | {"duration_s": {"column": "minutes", "unit": "ns"}}
+    assert imported(HEADER + GOOD.replace(",10,", ",2500000000,"), fields=fields).records[0].duration_s == 2.5
+
+
+def test_a_price_of_zero_is_no_price(imported: Import) -> None:
+    """From a cost of 0, or as it stands there; both are counted."""
+    stated = MAPPING["price"] | {"from_cost": False, "usd_per_hour": {"column": "ps", "unit": "usd"}}
+    free = imported(HEADER + GOOD.replace(",10,50,", ",10,0,"))
+    zero = imported(HEADER + GOOD.replace(",1\n", ",0.00\n"), price=stated)
+
+    assert [free.records[0].price, zero.records[0].price] == [None, None]
+    assert (free.without_price, zero.without_price) == (1, 1)
+    assert free.records[0].cost_usd == 0
+
+
+@given(st.binary(max_size=300), st.sampled_from(["", "utf-16", "latin-1"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_is_read_or_refused_with_a_reason(tmp_path: Path, content: bytes, encoding: str) -> None:
+    path, mapping = tmp_path / "any.csv", tmp_path / "mapping.yaml"
+    mapping.write_text(yaml.safe_dump(MAPPING | {"encoding": encoding}))
+    path.write_bytes(content)
+    for whole in (content, HEADER.encode(encoding or "utf-8") + content):
+        path.write_bytes(whole)
+        with suppress(TableError, MappingError):
+            found = import_table(path, read_mapping(mapping))
+            assert all(number > 1 and reason for number, reason in found.rejected)
+
+
+@given(st.text(max_size=20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_duration_is_within_ten_years_or_refused(imported: Import, text: str) -> None:
+    cell = '"' + text.replace('"', '""') + '"'
+    found = imported(HEADER + GOOD.replace(",10,", f",{cell},"), fields=SECONDS, price=None)
+    assert len(found.records) + len(found.rejected) == 1
+    assert all(one.duration_s is None or 0 < one.duration_s <= MAX_DURATION_S for one in found.records)
+
+
+# -- accelerators ------------------------------------------------------------------------------------------------------
+
+
+def test_accelerators_are_read_under_one_name(imported: Import) -> None:
+    """Their memory is the table's where the file has none."""
+    fields = MAPPING["fields"] | {"configuration.accelerator": "sync", "configuration.accelerators": "ps"}
+    text = (
+        HEADER + GOOD.replace('"ring, async",1', "Tesla V100-SXM2-16GB,4") + GOOD.replace('"ring, async",1', "MI300X,8")
+    )
+    first, second = (one.configuration for one in imported(text, fields=fields).records)
+
+    assert (first.accelerator, first.accelerators, first.accelerator_memory_gb) == ("V100", 4, 16)
+    assert (second.accelerator, second.accelerators, second.accelerator_memory_gb) == ("MI300X", 8, 0)
+
+
+def test_instances_may_have_accelerators(imported: Import) -> None:
+    place = imported(HEADER + GOOD, instances={"m.large": {"vcpu": 2, "accelerator": "k80"}}).records[0].configuration
+    assert (place.accelerator, place.accelerators, place.accelerator_memory_gb) == ("K80", 1, 12)
+
+
+def test_the_pages_mapping_reads_what_sacct_prints(tmp_path: Path) -> None:
+    """docs/advisor.md, word for word; what stands under `empty` is no value."""
+    page = (EXAMPLES.parent / "advisor.md").read_text(encoding="utf-8")
+    table, mapping = tmp_path / "sacct.csv", tmp_path / "mapping.yaml"
+    mapping.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    header = "JobName;Partition;NNodes;Gpu;GpusPerNode;Elapsed;State\n"
+    rows = "übung;gpu;2;Tesla V100-SXM2-16GB;4;1-02:03:04;COMPLETED\nother;gpu;1;;;UNLIMITED;RUNNING\n"
+    table.write_bytes((header + rows).encode("latin-1"))
+
+    found = import_table(table, read_mapping(mapping))
+
+    first, second = found.records
+    assert (first.task.task, first.duration_s, first.state) == ("übung", 93_784.0, JobState.SUCCEEDED)
+    assert (first.configuration.accelerator, first.configuration.accelerators) == ("V100", 4)
+    assert (second.duration_s, second.configuration.accelerators) == (None, 0)
 
 
 @pytest.mark.parametrize("name", ["multicloud_ibm.yaml", "trimtuner.yaml"])

@@ -173,6 +173,7 @@ export const NESTED = {
  * @property {string} [run]
  * @property {string} [job]
  * @property {string | null} [prices_as_of]
+ * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
  */
@@ -1352,6 +1353,7 @@ export const NESTED = {
  * @property {number} [schema_version]
  * @property {ModelName} model
  * @property {string | null} prices_as_of
+ * @property {Array<string>} [price_sources]
  * @property {number} level
  * @property {number | null} [coverage]
  * @property {Array<ConfigurationPrediction>} predictions
@@ -1371,6 +1373,7 @@ export const NESTED = {
  * @property {string} [run]
  * @property {string} [job]
  * @property {string | null} [prices_as_of]
+ * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
  */
@@ -1483,6 +1486,7 @@ export const NESTED = {
  * @property {number} [schema_version]
  * @property {ModelName} model
  * @property {string | null} prices_as_of
+ * @property {Array<string>} [price_sources]
  * @property {number} level
  * @property {number | null} [coverage]
  * @property {Objective} objective
@@ -1491,6 +1495,7 @@ export const NESTED = {
  * @property {Array<ConfigurationPrediction>} [pareto]
  * @property {Array<Neighbour>} [neighbours]
  * @property {Array<Proposal>} [proposals]
+ * @property {Array<Configuration>} [worth_measuring]
  * @property {ConfigurationPrediction | null} [nearest]
  * @property {Object} [rejected]
  * @property {Array<string>} [warnings]
@@ -1509,6 +1514,7 @@ export const NESTED = {
  * @property {string} [run]
  * @property {string} [job]
  * @property {string | null} [prices_as_of]
+ * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
  * @property {Objective} [objective]

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import expit
 
 from services.advisor.core.arrays import BoolArray, FloatArray, TextArray
+from services.advisor.core.memory_fit import BYTES_PER_ELEMENT, BYTES_PER_GB, state_bytes_per_parameter
 from services.advisor.core.table import Table
 from services.advisor.models.gp.space import Space, configuration_space, task_space
 
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 PENALTIES: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Candidates for the precision of the coefficients' prior; chosen by cross-validation over tasks."""
 FOLDS: Final = 5
-BYTES_PER_PARAMETER: Final = 16.0
-"""Weights, gradients and two moments of Adam in single precision."""
-_BYTES_PER_ELEMENT: Final = 4.0
-_BYTES_PER_GB: Final = 2.0**30
+BYTES_PER_PARAMETER: Final = state_bytes_per_parameter("Adam")
+"""For every task: coefficients are fitted to the pressure, and most tasks train with Adam."""
 _NEVER: Final = 0.5
 """Pseudo-failures, so that no probability is 1."""
 
@@ -33,10 +32,10 @@ def memory_pressure(table: Table) -> FloatArray:
     worker of the local run used at its peak, which holds the framework too.
     """
     batch = np.nan_to_num(table.feature("config.batch_size"), nan=1.0)
-    inputs = batch * np.nan_to_num(table.feature("task.input_elements")) * _BYTES_PER_ELEMENT
+    inputs = batch * np.nan_to_num(table.feature("task.input_elements")) * BYTES_PER_ELEMENT
     counted = table.feature("task.parameter_count") * BYTES_PER_PARAMETER + inputs
     used = table.feature("series.master.memory_bytes.p90")
-    given = table.feature("config.memory_gb") * _BYTES_PER_GB
+    given = table.feature("config.memory_gb") * BYTES_PER_GB
     needed = np.fmax(counted, used)
     known = (needed > 0) & (given > 0)
     return np.log(np.where(known, needed, np.nan) / np.where(known, given, 1.0))

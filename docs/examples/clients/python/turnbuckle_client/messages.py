@@ -426,6 +426,7 @@ class AdviceExplainRequest(TypedDict):
     run: NotRequired[str]
     job: NotRequired[str]
     prices_as_of: NotRequired[str | None]
+    price_sources: NotRequired[list[str]]
     providers: NotRequired[list[str]]
     shipped_data: NotRequired[bool]
 
@@ -1569,6 +1570,7 @@ class PredictReply(TypedDict):
     schema_version: NotRequired[int]
     model: ModelName
     prices_as_of: str | None
+    price_sources: NotRequired[list[str]]
     level: float
     coverage: NotRequired[float | None]
     predictions: list[ConfigurationPrediction]
@@ -1588,6 +1590,7 @@ class PredictRequest(TypedDict):
     run: NotRequired[str]
     job: NotRequired[str]
     prices_as_of: NotRequired[str | None]
+    price_sources: NotRequired[list[str]]
     providers: NotRequired[list[str]]
     shipped_data: NotRequired[bool]
 
@@ -1698,6 +1701,7 @@ class RankReply(TypedDict):
     schema_version: NotRequired[int]
     model: ModelName
     prices_as_of: str | None
+    price_sources: NotRequired[list[str]]
     level: float
     coverage: NotRequired[float | None]
     objective: Objective
@@ -1706,6 +1710,7 @@ class RankReply(TypedDict):
     pareto: NotRequired[list[ConfigurationPrediction]]
     neighbours: NotRequired[list[Neighbour]]
     proposals: NotRequired[list[Proposal]]
+    worth_measuring: NotRequired[list[Configuration]]
     nearest: NotRequired[ConfigurationPrediction | None]
     rejected: NotRequired[dict[str, Any]]
     warnings: NotRequired[list[str]]
@@ -1724,6 +1729,7 @@ class RankRequest(TypedDict):
     run: NotRequired[str]
     job: NotRequired[str]
     prices_as_of: NotRequired[str | None]
+    price_sources: NotRequired[list[str]]
     providers: NotRequired[list[str]]
     shipped_data: NotRequired[bool]
     objective: NotRequired[Objective]
