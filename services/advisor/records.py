@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from datetime import date
 from types import MappingProxyType
+from typing import Final
 
 from schemas.codec import CodecError, encode
 from schemas.jobs import (
@@ -22,6 +23,9 @@ from schemas.jobs import (
 from schemas.message import Message
 from schemas.runs import RunEnd, RunProfile
 from services.advisor.core.questions import MachineKey, MeasuredMachine, MeasuredTasks, is_usable, lasted_enough
+
+_MOST_VARIANTS: Final = 64
+"""Of the attributes on one machine: beyond that they are notes on each run, and not choices."""
 
 
 class Records:
@@ -93,7 +97,7 @@ class Records:
         machine = (where.provider, where.instance_type)
         self._machines[machine] = where
         found = self._attributes[machine].setdefault(task, [])
-        if where.attributes not in found:
+        if len(found) < _MOST_VARIANTS and where.attributes not in found:
             found.append(where.attributes)
         if record.local_run:
             self._named_runs[task] = record.local_run
@@ -146,7 +150,11 @@ class Records:
 
     def _machine(self, key: MachineKey, newest: Configuration) -> MeasuredMachine:
         tasks = {task: tuple(found) for task, found in self._attributes[key].items()}
-        return MeasuredMachine(newest, MappingProxyType(tasks))
+        every: list[Attributes] = []
+        for one in (each for found in tasks.values() for each in found):
+            if one not in every and len(every) < _MOST_VARIANTS:
+                every.append(one)
+        return MeasuredMachine(newest, MappingProxyType(tasks), tuple(every))
 
 
 def _finite(attributes: Attributes) -> bool:

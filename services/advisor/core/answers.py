@@ -119,12 +119,10 @@ def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured:
         return (question.why_unknown,) * len(by_model)
     machines = [one.newest for one in measured.machines.values()]
     links: dict[tuple[object, ...], str] = {}
-    for one in question.configurations:
+    for one in question.recorded:
         if (machine := _machine(one)) not in links:
             links[machine] = missing_link(one, machines)
-    return tuple(
-        links[_machine(where)] or reason for where, reason in zip(question.configurations, by_model, strict=True)
-    )
+    return tuple(links[_machine(where)] or reason for where, reason in zip(question.recorded, by_model, strict=True))
 
 
 def _memory(question: CompletedQuestion) -> tuple[BoolArray, tuple[str, ...]]:

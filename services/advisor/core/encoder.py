@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from schemas.accelerators import canonical_name
 from schemas.jobs import Attributes, Configuration, Price, TaskFeatures
 from schemas.runs import SERIES as SERIES_KINDS
 from schemas.runs import RunProfile, WorkerSeries
@@ -157,7 +158,7 @@ def _configuration_columns(configuration: Configuration, price: Price | None) ->
     if configuration.provider:
         columns[f"config.provider{CATEGORY_MARK}{configuration.provider}"] = 1.0
     if configuration.accelerator:
-        columns[f"config.accelerator{CATEGORY_MARK}{configuration.accelerator}"] = 1.0
+        columns[f"config.accelerator{CATEGORY_MARK}{canonical_name(configuration.accelerator)}"] = 1.0
     if price is not None:
         columns["config.price_usd_per_hour"] = price.usd_per_hour
     return columns | _attributes(CONFIGURATION, configuration.attributes)

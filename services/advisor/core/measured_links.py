@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from schemas.accelerators import canonical_name
 from schemas.jobs import Configuration
 
 
@@ -22,9 +23,10 @@ def missing_link(configuration: Configuration, machines: Iterable[Configuration]
     name = configuration.instance_type
     if not known or any(one.instance_type == name and one.provider == configuration.provider for one in known):
         return ""
-    if configuration.provider not in {one.provider for one in known}:
+    # Records that name no provider may be of any.
+    if not {configuration.provider, ""} & {one.provider for one in known}:
         return f"no machine of {configuration.provider or 'this provider'} was measured: run one job there first"
-    with_it = [one for one in known if one.accelerator == configuration.accelerator]
+    with_it = [one for one in known if canonical_name(one.accelerator) == configuration.accelerator]
     if not with_it:
         of = f"with {configuration.accelerator}" if configuration.accelerator else "without accelerators"
         return f"no machine {of} was measured: run one job on one first"

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from pydantic import ValidationError
 
+from schemas.accelerators import canonical_name
 from schemas.jobs import Attributes, Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Question
 from schemas.runs import RunEnd, RunProfile
@@ -57,16 +58,11 @@ class MeasuredMachine:
     """Of the newest record."""
     attributes: Mapping[str, tuple[Attributes, ...]]
     """Distinct attributes of its configurations, by task."""
+    of_all_tasks: tuple[Attributes, ...]
 
     def attributes_of(self, task: str) -> tuple[Attributes, ...]:
         """Return those of a task's configurations; of a task that did not run on it those of all tasks."""
-        if task in self.attributes:
-            return self.attributes[task]
-        found: list[Attributes] = []
-        for one in (each for every in self.attributes.values() for each in every):
-            if one not in found:
-                found.append(one)
-        return tuple(found)
+        return self.attributes.get(task, self.of_all_tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +90,8 @@ class CompletedQuestion:
     task: TaskFeatures
     profile: RunProfile | None
     configurations: tuple[Configuration, ...]
+    recorded: tuple[Configuration, ...]
+    """The same as the records have them: without a provider where those of the machine name none."""
     prices: tuple[Price | None, ...]
     """Per configuration; of one machine."""
     warnings: tuple[str, ...]
@@ -138,6 +136,7 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         warnings += noted
     configurations = tuple(_as_measured(one, listing, measured, task.task) for one in configurations)
     pairs = [_priced(one, listing, measured) for one in configurations]
+    recorded = tuple(_without_provider(one, measured) for one, _ in pairs)
     unchecked = {(one.source, one.as_of) for _, one in pairs if one is not None and one.source in listing.unchecked}
     warnings += [
         f"the prices of {source} ({day}) were not checked against the provider's list (turnbuckle prices refresh)"
@@ -147,6 +146,7 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         task,
         profile,
         tuple(one for one, _ in pairs),
+        recorded,
         tuple(price for _, price in pairs),
         tuple(warnings),
         whole_job_duration(task, profile).why_unknown,
@@ -273,8 +273,22 @@ def _all(
         ) from error
 
 
+def _measured_machine(where: MachineKey, measured: MeasuredTasks) -> MeasuredMachine | None:
+    """Return a machine of the records; records that name no provider are of whichever has such a machine."""
+    return measured.machines.get(where) or measured.machines.get(("", where[1]))
+
+
+def _without_provider(configuration: Configuration, measured: MeasuredTasks) -> Configuration:
+    """Return a configuration with its records' provider: a measured configuration must be the same one."""
+    machine = _measured_machine((configuration.provider, configuration.instance_type), measured)
+    if machine is None or machine.newest.provider == configuration.provider:
+        return configuration
+    return configuration.model_copy(update={"provider": machine.newest.provider})
+
+
 def _attributes_on(where: MachineKey, measured: MeasuredTasks, task: str) -> tuple[Attributes, ...]:
-    return measured.machines[where].attributes_of(task) if where in measured.machines else ({},)
+    machine = _measured_machine(where, measured)
+    return ({},) if machine is None else machine.attributes_of(task)
 
 
 def _as_measured(configuration: Configuration, listing: Listing, measured: MeasuredTasks, task: str) -> Configuration:
@@ -285,13 +299,14 @@ def _as_measured(configuration: Configuration, listing: Listing, measured: Measu
     """
     provider = configuration.provider
     if not provider:
-        known = {where for where, name in measured.machines if name == configuration.instance_type}
+        known = {where for where, name in measured.machines if where and name == configuration.instance_type}
         known |= set(listing.providers_of(configuration.instance_type))
         provider = next(iter(known)) if len(known) == 1 else ""
-    machine = measured.machines.get((provider, configuration.instance_type))
+    update: dict[str, object] = {"accelerator": canonical_name(configuration.accelerator)}
+    machine = _measured_machine((provider, configuration.instance_type), measured)
     if machine is None:
-        return configuration
-    update: dict[str, object] = {"provider": provider}
+        return configuration.model_copy(update=update)
+    update["provider"] = provider
     for name in _MACHINE_FIELDS:
         if not getattr(configuration, name) and getattr(machine.newest, name):
             update[name] = getattr(machine.newest, name)
@@ -314,7 +329,7 @@ def _priced(
     found = listing.machines.get((provider, configuration.instance_type))
     if found is None:
         described = configuration.vcpu and configuration.memory_gb
-        if not described and (provider, configuration.instance_type) not in measured.machines:
+        if not described and _measured_machine((provider, configuration.instance_type), measured) is None:
             raise BadQuestionError(_not_listed(configuration, listing))
         return configuration, None
     machine, price = found
@@ -347,9 +362,9 @@ def question_table(question: CompletedQuestion, encoder: Encoder) -> Table:
     features = table.features.copy()
     bare, machines = TaskFeatures(task=question.task.task), Encoder(tuple(table.feature_names[at] for at in own))
     features[:, own] = machines.encode_all(
-        [JobFeatures(bare, where, price) for where, price in zip(question.configurations, question.prices, strict=True)]
+        [JobFeatures(bare, where, price) for where, price in zip(question.recorded, question.prices, strict=True)]
     )
-    keys = _texts([configuration_key(one) for one in question.configurations])
+    keys = _texts([configuration_key(one) for one in question.recorded])
     local = configuration_key(question.profile.configuration) if question.profile is not None else ""
     prices = [one.usd_per_hour if one is not None else math.nan for one in question.prices]
     return replace(
@@ -376,7 +391,7 @@ def _record(question: CompletedQuestion, row: int) -> JobRecord:
         job="question",
         dataset="question",
         task=question.task,
-        configuration=question.configurations[row],
+        configuration=question.recorded[row],
         state=JobState.SUCCEEDED,
         price=question.prices[row],
         local_run=question.profile.run if question.profile is not None else "",

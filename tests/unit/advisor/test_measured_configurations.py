@@ -121,6 +121,46 @@ def test_a_ranking_of_all_machines_has_the_measured_durations(records: list[JobR
     assert {one.configuration.instance_type: one.time_s.median for one in ranked} == pytest.approx(measured, rel=0.02)
 
 
+def test_records_without_a_provider_are_of_the_provider_that_lists_the_machine(records: list[JobRecord]) -> None:
+    """Few tables of measurements have a column for it."""
+    unsaid = [
+        one.model_copy(update={"configuration": one.configuration.model_copy(update={"provider": ""})})
+        for one in records
+    ]
+    prices = Listing({("gcp", "vm-v100"): (Machine("vm-v100", 0.0, 0.0, 1.0), price("small"))})
+    record = next(one for one in records if one.configuration.instance_type == "vm-v100")
+
+    (one,) = predict(asked(record), advisor(unsaid, prices)).predictions
+
+    assert one.known, one.why_unknown
+    assert one.time_s.median == pytest.approx(record.duration_s, rel=0.02)
+    assert one.configuration.provider == "gcp"
+    assert one.cost_usd is not None
+
+
+def test_an_accelerator_is_known_by_any_of_its_names(records: list[JobRecord]) -> None:
+    with_gpu = [
+        one.model_copy(
+            update={
+                "configuration": one.configuration.model_copy(update={"accelerator": "Tesla V100", "accelerators": 1})
+            }
+        )
+        for one in records
+        if one.configuration.instance_type == "vm-v100"
+    ]
+    other = Configuration(
+        instance_type="other", provider="gcp", workers=1, batch_size=32, vcpu=8.0, memory_gb=30.0,
+        accelerator="NVIDIA_TESLA_V100", accelerators=1,
+    )  # fmt: skip
+
+    (one,) = predict(
+        PredictRequest(task=TaskFeatures(task="ResNet-50"), configurations=(other,)), advisor(with_gpu)
+    ).predictions
+
+    assert one.configuration.accelerator == "V100"
+    assert "was measured" not in one.why_unknown
+
+
 def test_ten_times_the_epochs_of_a_known_task_take_ten_times_as_long(
     records: list[JobRecord], context: ModelContext
 ) -> None:
@@ -150,7 +190,7 @@ def test_epochs_that_the_records_do_not_say_are_named(records: list[JobRecord]) 
     ("where", "why"),
     [
         ({"provider": "aws"}, "no machine of aws was measured: run one job there first"),
-        ({"accelerator": "H100"}, "no machine with H100 was measured: run one job on one first"),
+        ({"accelerator": "H100"}, "no machine with H100-80GB was measured: run one job on one first"),
         (
             {},
             "big-cpu was not measured, and the sizes of the machines that were are not known: run one job on it first",

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.advisor.core.arrays import FloatArray
+from services.advisor.core.encoder import TASK
 from services.advisor.core.table import Table
-
-_TASK = "task."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +31,6 @@ class MeasuredDurations:
 
 
 def _identities(table: Table) -> list[tuple[str, str, bytes]]:
-    features = np.nan_to_num(table.features[:, table.columns(_TASK)])
+    features = np.nan_to_num(table.features[:, table.columns(TASK)])
     rows = zip(table.task.tolist(), table.configuration_key.tolist(), features, strict=True)
     return [(task, key, values.tobytes()) for task, key, values in rows]

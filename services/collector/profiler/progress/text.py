@@ -155,8 +155,8 @@ def readings(line: str) -> tuple[Reading, ...]:
     if not any(map(str.isdigit, line)):
         return ()
     text = _BAR.sub(" ", line)
-    found = list(_found(text))
-    return tuple(sorted(found, key=lambda one: one[0])[i][1] for i in range(min(len(found), _MAX_READINGS)))
+    in_order = sorted(_found(text), key=lambda one: one[0])
+    return tuple(reading for _, reading in in_order[:_MAX_READINGS])
 
 
 def _found(text: str) -> Iterator[tuple[int, Reading]]:
