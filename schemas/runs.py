@@ -95,6 +95,29 @@ class RunEnd(StrEnum):
         return renamed.get(value) if isinstance(value, str) else None
 
 
+ESTIMATES: Final = frozenset(
+    {"startup_s", "startup_error_s", "rate_error", "steps_per_s_from", "steps_per_s", "epoch_s", "whole_run_s"}
+)
+"""Attributes of a local run's configuration that are estimated from the run, and say nothing of its machine."""
+
+
+class MachineSpeed(Message):
+    """Calibration of a machine: rates of kinds of work that training is made of."""
+
+    type_name: ClassVar[str] = "turnbuckle.run.v1.MachineSpeed"
+
+    matmul_flops_per_cpu_s: PositiveFloat
+    """Floating-point operations of single-precision matrix products per second of processor time."""
+    copy_bytes_per_cpu_s: PositiveFloat
+    """Bytes copied in memory, beyond the caches, per second of processor time."""
+    disk_write_bytes_per_s: NonNegativeFloat = 0.0
+    """Written and flushed to the disk of the run's files; 0: not measured."""
+    loopback_bytes_per_s: NonNegativeFloat = 0.0
+    """Through one TCP connection of the loopback interface; 0: not measured."""
+    processor: str = ""
+    """Model name of the processor, as ``/proc/cpuinfo`` gives it."""
+
+
 class RunProfile(Message):
     """A local run: the task on one small, fixed configuration, with its series."""
 
@@ -117,3 +140,11 @@ class RunProfile(Message):
     """The master first."""
     load_average: NonNegativeFloat | None = None
     reason: str = ""
+    speed: MachineSpeed | None = None
+    """Of the local machine, measured before the run; None: it was not."""
+
+    @property
+    def machine(self) -> Configuration:
+        """The configuration without what is estimated from the run."""
+        attributes = {name: one for name, one in self.configuration.attributes.items() if name not in ESTIMATES}
+        return self.configuration.model_copy(update={"attributes": attributes})

@@ -145,6 +145,7 @@ class Records:
                 frozenset(self._providers),
                 MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in self._batches.items()}),
                 MappingProxyType({key: self._machine(key, newest) for key, newest in self._machines.items()}),
+                frozenset(self._named_runs.values()),
             )
         return self._measured
 

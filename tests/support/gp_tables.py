@@ -10,6 +10,7 @@ import numpy as np
 
 from schemas.jobs import Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.runs import RunEnd, RunProfile
+from services.advisor.core.questions import MeasuredTasks
 
 MACHINES = {
     "small": (1.0, 4.0, 0.05),
@@ -97,6 +98,10 @@ class World:
             )
             for task in tasks
         }
+
+    def measured(self) -> MeasuredTasks:
+        """What an advisor knows of the local runs, which its records name."""
+        return MeasuredTasks(runs=self.profiles(), reference_runs=frozenset(self.profiles()))
 
     def _record(self, at: int, number: int, configuration: Configuration, factor: float) -> JobRecord:
         task = self.task(at)

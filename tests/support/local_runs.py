@@ -26,6 +26,7 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 def arguments(out: Path, *options: str) -> list[str]:
     """The tool's command line, up to the user's command. Quick: ten samples in half a second."""
     tool = [sys.executable, "-m", "services.collector.profiler.run", "--no-bus", "--interval", "0.05", "--grace", "2"]
+    tool.append("--no-calibration")
     return [*tool, "--out", str(out), *options, "--"]
 
 

@@ -117,7 +117,7 @@ def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured:
     """Return, per configuration, why its time is not known; empty if it is known."""
     if question.why_unknown:
         return (question.why_unknown,) * len(by_model)
-    machines = [one.newest for one in measured.machines.values()]
+    machines = measured.newest_of_machines()
     links: dict[tuple[object, ...], str] = {}
     for one in question.recorded:
         if (machine := _machine(one)) not in links:

@@ -21,6 +21,15 @@ from schemas.runs import RunEnd, RunProfile
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
+from services.advisor.core.local_runs import (
+    LocalRunElsewhere,
+    SpeedRatio,
+    compared_text,
+    missing_local_link,
+    placed,
+    same_place,
+    speed_ratio,
+)
 from services.advisor.core.table import Table, build
 from services.advisor.core.whole_job_duration import whole_job_duration
 
@@ -81,6 +90,16 @@ class MeasuredTasks:
     """Measured batch sizes by task."""
     machines: Mapping[MachineKey, MeasuredMachine] = field(default_factory=lambda: MappingProxyType({}))
     """Measured machines by provider and instance type."""
+    reference_runs: frozenset[str] = frozenset()
+    """Names of the local runs of records: those that ratios of durations are learnt against."""
+
+    def references(self) -> list[RunProfile]:
+        """Return the local runs of records."""
+        return [self.runs[name] for name in sorted(self.reference_runs & self.runs.keys())]
+
+    def newest_of_machines(self) -> list[Configuration]:
+        """Return a configuration of each measured machine."""
+        return [one.newest for one in self.machines.values()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +116,8 @@ class CompletedQuestion:
     warnings: tuple[str, ...]
     why_unknown: str = ""
     """Why no configuration's time can be predicted, and the remedy; empty if it can."""
+    elsewhere: LocalRunElsewhere | None = None
+    """The local run, where it was made on another machine than those of the records."""
 
     @property
     def prices_as_of(self) -> date | None:
@@ -111,7 +132,7 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         BadQuestionError: it cannot be answered.
     """
     warnings: list[str] = []
-    profile = _profile(question, measured)
+    profile, elsewhere = _located(_profile(question, measured), measured, warnings)
     task = _features(question.task, profile, measured)
     _check_attributes("task", task.attributes)
     if profile is None:
@@ -142,6 +163,7 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         f"the prices of {source} ({day}) were not checked against the provider's list (turnbuckle prices refresh)"
         for source, day in sorted(unchecked)
     ]
+    duration = whole_job_duration(task, profile)
     return CompletedQuestion(
         task,
         profile,
@@ -149,8 +171,45 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         recorded,
         tuple(price for _, price in pairs),
         tuple(warnings),
-        whole_job_duration(task, profile).why_unknown,
+        duration.why_unknown or _unlinked(elsewhere, task, measured),
+        elsewhere if math.isfinite(duration.time_s) else None,
     )
+
+
+def _located(
+    profile: RunProfile | None, measured: MeasuredTasks, warnings: list[str]
+) -> tuple[RunProfile | None, LocalRunElsewhere | None]:
+    """Return the local run to answer from, and where it was made if not where those of the records were."""
+    references = measured.references()
+    if profile is None or any(same_place(profile.machine, one.machine) for one in references):
+        return profile, None
+    task = profile.task.task
+    if (known := measured.runs.get(measured.local_run.get(task, ""))) is not None and known in references:
+        warnings.append(f"{task} has records, which name the local run {known.run}: it is used, and not {profile.run}")
+        return known, None
+    machines = measured.newest_of_machines()
+    ratio = SpeedRatio()
+    where = (profile.configuration.provider, profile.configuration.instance_type)
+    if where not in measured.machines:
+        speeds = [one.speed for one in references if one.speed is not None]
+        ratio = speed_ratio(profile.speed, speeds)
+        if profile.speed is not None and ratio.compared:
+            warnings.append(
+                f"the local machine beside that of the records' local runs: {compared_text(profile.speed, speeds)}"
+            )
+        elif task not in measured.batch_sizes:
+            warnings.append(
+                "the speed of the local machine's cores beside those of the records is not known, so intervals are "
+                "wider: a profile of both machines compares them (turnbuckle profile)"
+            )
+    return profile, LocalRunElsewhere(placed(profile, machines), ratio)
+
+
+def _unlinked(elsewhere: LocalRunElsewhere | None, task: TaskFeatures, measured: MeasuredTasks) -> str:
+    """Return why a local run says nothing of the measured machines; empty for a task that has records of its own."""
+    if elsewhere is None or task.task in measured.batch_sizes:
+        return ""
+    return missing_local_link(elsewhere.place, measured.newest_of_machines())
 
 
 def _unscaled(asked: TaskFeatures, recorded: TaskFeatures | None) -> str:
@@ -365,7 +424,7 @@ def question_table(question: CompletedQuestion, encoder: Encoder) -> Table:
         [JobFeatures(bare, where, price) for where, price in zip(question.recorded, question.prices, strict=True)]
     )
     keys = _texts([configuration_key(one) for one in question.recorded])
-    local = configuration_key(question.profile.configuration) if question.profile is not None else ""
+    local = configuration_key(question.profile.machine) if question.profile is not None else ""
     prices = [one.usd_per_hour if one is not None else math.nan for one in question.prices]
     return replace(
         table,
@@ -375,6 +434,23 @@ def question_table(question: CompletedQuestion, encoder: Encoder) -> Table:
         price_usd_per_hour=np.array(prices, dtype=np.float64),
         workers=np.array([one.workers for one in question.configurations], dtype=np.int64),
         is_reference=np.asarray(keys == local),
+        local_run=_local_row(question, encoder),
+    ).without_outcomes()
+
+
+def _local_row(question: CompletedQuestion, encoder: Encoder) -> Table | None:
+    """Return the row of a local run elsewhere, with its duration on cores as those of the records' local runs."""
+    if question.elsewhere is None or question.profile is None:
+        return None
+    record = _record(question, 0).model_copy(
+        update={"configuration": question.elsewhere.place, "price": None, "local_run": question.profile.run}
+    )
+    row, _ = build([record], {question.profile.run: question.profile}, encoder=encoder)
+    speed = question.elsewhere.speed
+    return replace(
+        row,
+        reference_time_s=row.reference_time_s * math.exp(speed.logarithm),
+        reference_variance=row.reference_variance + speed.variance,
     ).without_outcomes()
 
 
@@ -383,7 +459,9 @@ def _texts(values: Sequence[str]) -> TextArray:
 
 
 def _runs(question: CompletedQuestion) -> dict[str, RunProfile]:
-    return {question.profile.run: question.profile} if question.profile is not None else {}
+    """Of a local run elsewhere the rows have neither its duration nor its series: both are of another machine."""
+    at_reference = question.profile is not None and question.elsewhere is None
+    return {question.profile.run: question.profile} if question.profile is not None and at_reference else {}
 
 
 def _record(question: CompletedQuestion, row: int) -> JobRecord:

@@ -19,7 +19,7 @@ SECONDS_PER_HOUR: Final = 3600.0
 _RAN: Final = frozenset({JobState.SUCCEEDED, JobState.TIMED_OUT})
 WORK: Final = ("task.epochs", "task.samples_per_epoch", "task.steps")
 """Features that say how much a job trains: its duration is scaled by them, known task or not."""
-_NOT_ROWS: Final = frozenset({"feature_names", "task_series", "task_layers"})
+_NOT_ROWS: Final = frozenset({"feature_names", "task_series", "task_layers", "local_run"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,9 @@ class Table:
     """Per task, shape ``(8, 60)``: see `SERIES_CHANNELS`. A task without a local run's series is absent."""
     task_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Per task, the types of its layers in order; tasks without them are absent."""
+    local_run: Table | None = None
+    """Of a question whose local run was made elsewhere than those of the records: one row, its configuration. Its
+    `reference_time_s` is what the whole job takes there, with `reference_variance`."""
 
     def __len__(self) -> int:
         return len(self.task)
@@ -210,9 +213,7 @@ def _cost(record: JobRecord) -> float | None:
 
 
 def _is_reference(job: JobFeatures) -> bool:
-    return job.profile is not None and configuration_key(job.profile.configuration) == configuration_key(
-        job.configuration
-    )
+    return job.profile is not None and configuration_key(job.profile.machine) == configuration_key(job.configuration)
 
 
 def _task_series(jobs: Sequence[JobFeatures]) -> dict[str, FloatArray]:

@@ -41,6 +41,8 @@ class LocalRunKind(StrEnum):
     """The local run finished."""
     CUT = "cut"
     """The local run was stopped, and its rate is known."""
+    ELSEWHERE = "elsewhere"
+    """The local run was made on another machine than those of the records."""
     NONE = "none"
     """No local run, or it was stopped and its rate is unknown."""
 

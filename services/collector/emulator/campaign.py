@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from schemas.jobs import CostKind, JobRecord, JobState, Price, TaskFeatures
-from schemas.runs import RunEnd, RunProfile
+from schemas.runs import MachineSpeed, RunEnd, RunProfile
 from services._runtime.atomic_file import write_atomically
 from services._runtime.command.errors import UnavailableError
 from services.collector.emulator.fork_client import ForkServer
@@ -79,6 +79,8 @@ class Campaign:
     on_record: OnRecord
     stop_after_s: float = math.inf
     """Seconds from the start of `go_on` after which no run is started."""
+    calibrate: Callable[[], MachineSpeed | None] = lambda: None
+    """Measures this machine, once before the local runs."""
     _features: dict[str, TaskFeatures] = field(default_factory=dict)
     _walls_s: list[float] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
@@ -95,10 +97,12 @@ class Campaign:
 
     def go_on(self) -> None:
         """Make every run that has no record yet, within the time that was given."""
-        for task in self.pending_profiles():
+        tasks = self.pending_profiles()
+        speed = self.calibrate() if tasks else None
+        for task in tasks:
             if self._is_late():
                 return
-            self._profile(task)
+            self._profile(task, speed)
         for row in self.pending():
             if self._is_late():
                 return
@@ -125,7 +129,7 @@ class Campaign:
             self._features[task] = self.trainer.features(task)
         return self._features[task]
 
-    def _profile(self, task: str) -> None:
+    def _profile(self, task: str, speed: MachineSpeed | None) -> None:
         local = self.grid.local_run
         assert local is not None
         seed = random.Random(f"{self.grid.seed}:local:{task}").randrange(2**31)  # noqa: S311 - no secret
@@ -135,7 +139,8 @@ class Campaign:
         outcome = self.trainer.run(request)
         if outcome.state not in (JobState.SUCCEEDED, JobState.TIMED_OUT):
             raise UnavailableError(f"the local run of {task} {outcome.state}: {outcome.reason}")
-        self._keep(local_profile(self.grid, self.name, self.features(task), outcome), outcome)
+        profile = local_profile(self.grid, self.name, self.features(task), outcome)
+        self._keep(profile.model_copy(update={"speed": speed}), outcome)
 
     def _keep(self, record: JobRecord | RunProfile, outcome: RunOutcome) -> None:
         self.journal.append(record)

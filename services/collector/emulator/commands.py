@@ -27,6 +27,7 @@ from services.collector.emulator.campaign import Campaign, Progress, campaign_na
 from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.grid import SHIPPED, BadGridError, Grid, Row, expand, read
 from services.collector.emulator.run_request import RunOutcome
+from services.collector.profiler.calibration import calibrate
 from services.collector.profiler.cutting import with_cuts
 from services.collector.settings import CollectorSettings
 from services.collector.tool import BadDataError, default_directory, number_within, publish_to_bus, run_tool
@@ -80,7 +81,9 @@ def _run(grid: Grid, rows: Sequence[Row], options: argparse.Namespace, *, bus: b
     with Journal(out) as journal:
         name = campaign_name(out, grid, rows)
         with ForkServer() as server:
-            campaign = Campaign(grid, rows, name, journal, server, _emit_row, options.stop_after)
+            campaign = Campaign(
+                grid, rows, name, journal, server, _emit_row, options.stop_after, lambda: calibrate(options.out)
+            )
             say(f"{name}: {len(campaign.pending())} of {len(rows)} runs to make in {out}")
             campaign.go_on()
         _export(out)

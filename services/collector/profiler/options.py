@@ -59,6 +59,8 @@ class LocalRunPlan:
 
     progress: str = ""
     """The counter of the output that counts the training: its name, or a regular expression with a group."""
+    calibrate: bool = True
+    """Measure the machine's speed before the run."""
 
     @property
     def progress_pattern(self) -> re.Pattern[str] | None:
@@ -107,6 +109,7 @@ def parse(arguments: list[str]) -> LocalRunPlan:
         out=given.out or default_directory("runs"),
         use_bus=not given.no_bus,
         progress=given.progress or "",
+        calibrate=not given.no_calibration,
     )
 
 
@@ -141,6 +144,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="directory of journal and logs; default: below the user's state directory")
     add("--run", type=_run_name, help="name of the run; default: task and time")
     add("--no-bus", action="store_true", help="keep the profile in the journal only")
+    add(
+        "--no-calibration",
+        action="store_true",
+        help="do not measure this machine's speed before the run (5 s): intervals for other machines get wider",
+    )
     add("--features", type=Path, help="what `turnbuckle features --json` wrote, or a TaskFeatures as JSON")
     add("--task", help="name of the task; default: the script's")
     add("--parameters", type=number_within(int, 0, 1 << 60), help="trainable parameters: makes steps of bytes sent")

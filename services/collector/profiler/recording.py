@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from schemas.runs import RunEnd, RunProfile, RunSample
+from schemas.runs import MachineSpeed, RunEnd, RunProfile, RunSample
 from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus.api import Bus
 from services._runtime.command.tool_events import emit
@@ -67,10 +67,13 @@ _STOPPERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class LocalRun:
     """One run, from its first process to its last."""
 
-    def __init__(self, plan: LocalRunPlan, workers: LocalWorkers, bus: Bus | None) -> None:
+    def __init__(
+        self, plan: LocalRunPlan, workers: LocalWorkers, bus: Bus | None, speed: MachineSpeed | None = None
+    ) -> None:
         self._plan = plan
         self._workers = workers
         self._bus = bus
+        self._speed = speed
         self._changed = asyncio.Event()
         self._interrupts = 0
         self._recordings: list[Recording] = []
@@ -233,6 +236,7 @@ class LocalRun:
             workers=series_of(self._recordings),
             load_average=self.load_average,
             reason=self.reason,
+            speed=self._speed,
         )
         return with_estimates(recorded, self.choice.pace)
 

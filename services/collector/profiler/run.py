@@ -6,8 +6,8 @@ Standard output has one JSON object a line:
 - ``sample``: elapsed_s, limit_s, workers with the four values of the last interval
 - ``stopping``: why
 - ``row``: a worker with its means, at the end
-- ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, published,
-  progress (pace, why, candidates)
+- ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, speed,
+  published, progress (pace, why, candidates)
 - ``error``: message, exit_code, kind; of a worker that died also worker, worker_exit_code, stderr_tail
 
 Exit codes: 0; 2 a wrong command line; 65 the command failed, or ran for less than ten samples; 69 no root, no control
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.codec import to_plain
-from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
+from schemas.runs import SERIES, MachineSpeed, RunEnd, RunProfile, WorkerSeries
 from services._jobs.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.atomic_file import write_atomically
 from services._runtime.bus.api import Bus, BusError
@@ -33,6 +33,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.command.errors import UnavailableError, UsageError
 from services._runtime.command.tool_events import emit, emit_error, say
 from services._runtime.exit_code import ExitCode
+from services.collector.profiler.calibration import calibrate, speed_sentence
 from services.collector.profiler.options import LocalRunPlan, parse
 from services.collector.profiler.rate import Rate, rate_of, rate_sentence, whole_run_of
 from services.collector.profiler.recording import LocalRun
@@ -94,20 +95,30 @@ async def profile_command(plan: LocalRunPlan) -> int:
         bus = await connect(plan)
         try:
             await publish(journal, bus)
-            run = await _run(plan, bus)
+            speed = await _speed(plan)
+            run = await _run(plan, bus, speed)
             return await _finish(plan, run, journal, bus)
         finally:
             if bus is not None:
                 await bus.close(CLOSE_S)
 
 
-async def _run(plan: LocalRunPlan, bus: Bus | None) -> LocalRun:
+async def _speed(plan: LocalRunPlan) -> MachineSpeed | None:
+    """Measure this machine before the run, with which it would compete."""
+    if not plan.calibrate:
+        return None
+    speed = await asyncio.to_thread(calibrate, plan.out)
+    say("this machine could not be calibrated" if speed is None else speed_sentence(speed))
+    return speed
+
+
+async def _run(plan: LocalRunPlan, bus: Bus | None, speed: MachineSpeed | None) -> LocalRun:
     launch = Launch(plan.argv, plan.workers, plan.limits, plan.master_port, plan.logs)
     try:
         with Sandboxes() as sandboxes:
             if sandboxes.swept:
                 say(f"removed what {len(sandboxes.swept)} killed run(s) had left")
-            run = LocalRun(plan, LocalWorkers(sandboxes, launch), bus)
+            run = LocalRun(plan, LocalWorkers(sandboxes, launch), bus, speed)
             await run.live()
             return run
     except SandboxUnavailableError as error:
@@ -174,6 +185,7 @@ def _result(profile: RunProfile, rate: Rate | None) -> dict[str, Any]:
         "throughput": None if by_bytes is None else asdict(by_bytes),
         "rate": None if rate is None else asdict(rate),
         "whole_run": None if whole is None else asdict(whole),
+        "speed": None if profile.speed is None else profile.speed.model_dump(mode="json"),
     }
 
 

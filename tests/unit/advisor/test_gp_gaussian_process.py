@@ -13,8 +13,8 @@ from services.advisor.core.table import Table, build
 from services.advisor.models.gp.algorithm import select_jointly
 from services.advisor.models.gp.calibration import Calibration
 from services.advisor.models.gp.gaussian_process import (
-    EXACT,
     GaussianProcess,
+    KnownRows,
     MarginalLikelihood,
     Posterior,
     fit_process,
@@ -84,8 +84,11 @@ def test_marginals_are_those_of_the_joint_beliefs():
     kernel, level, _ = prepared(table)
     design = design_of(kernel, table.select(table.task == "beta"), level)
     for known in (np.zeros(0, dtype=np.int64), np.array([7]), np.array([2, 9])):
-        joint = process.posterior(design, 0.3).conditioned_on(known, np.zeros(len(known)), EXACT)
-        mean, deviation = process.marginals(design, known, 0.3)
+        level = np.full(len(design), 0.5)
+        level[known[1:]] = 0.0
+        given = KnownRows(known, 0.1 * known, np.full(len(known), 0.02), level)
+        joint = process.posterior(design, given)
+        mean, deviation = process.marginals(design, given)
         assert mean == pytest.approx(joint.mean, abs=1e-6)
         assert deviation == pytest.approx(joint.standard_deviation(), abs=1e-4)
 

@@ -303,7 +303,12 @@ def test_an_unknown_machine_that_is_described_is_answered_without_cost() -> None
 
 def test_a_known_task_brings_its_features_and_its_local_run_along() -> None:
     """What the question tells comes first; a slip in a run's name gets a hint."""
-    known = MeasuredTasks(tasks={"a": features("a")}, runs={"run-a": profile("a")}, local_run={"a": "run-a"})
+    known = MeasuredTasks(
+        tasks={"a": features("a")},
+        runs={"run-a": profile("a")},
+        local_run={"a": "run-a"},
+        reference_runs=frozenset({"run-a"}),
+    )
     mine = TaskFeatures(task="a", epochs=50)
 
     found = complete(asked(task=mine), listing(), known)
@@ -394,7 +399,9 @@ def test_the_fast_table_is_the_plain_one() -> None:
     _, encoder = build(found, runs)
     wanted = tuple(configuration(name, workers, 64) for name in ("small", "fat") for workers in (1, 4))
     question = complete(
-        RankRequest(task=features("a"), profile=runs["run-a"], configurations=wanted), Listing({}), MeasuredTasks()
+        RankRequest(task=features("a"), profile=runs["run-a"], configurations=wanted),
+        Listing({}),
+        MeasuredTasks(runs=runs, reference_runs=frozenset(runs)),
     )
 
     fast = question_table(question, encoder)

@@ -1054,6 +1054,16 @@ export const NESTED = {
  */
 
 /**
+ * Calibration of a machine: rates of kinds of work that training is made of.
+ * @typedef {Object} MachineSpeed
+ * @property {number} matmul_flops_per_cpu_s
+ * @property {number} copy_bytes_per_cpu_s
+ * @property {number} [disk_write_bytes_per_s]
+ * @property {number} [loopback_bytes_per_s]
+ * @property {string} [processor]
+ */
+
+/**
  * One run of a training job by a plan; a line of the file by which `turnbuckle plan` corrects later plans.
  * @typedef {Object} MeasuredRun
  * @property {string} plan
@@ -1622,6 +1632,7 @@ export const NESTED = {
  * @property {Array<WorkerSeries>} workers
  * @property {number | null} [load_average]
  * @property {string} [reason]
+ * @property {MachineSpeed | null} [speed]
  */
 
 /**

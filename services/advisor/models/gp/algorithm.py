@@ -15,12 +15,12 @@ from schemas.predictions import Contribution, Neighbour, Objective
 from schemas.runs import RunEnd, RunProfile
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.encoder import Encoder
-from services.advisor.core.table import Table, build
+from services.advisor.core.local_runs import as_record
+from services.advisor.core.table import Table, build, concatenated
 from services.advisor.core.trained_model import Predictions, ProposedRun
 from services.advisor.core.training_range import TrainingRange
 from services.advisor.core.whole_job_duration import LocalRunKind, whole_job_duration
 from services.advisor.models.explanations import KnownTasks, Medians, contributions
-from services.advisor.models.gp.calibration import LeftOutErrors
 from services.advisor.models.gp.gaussian_process import Posterior
 from services.advisor.models.gp.observations import has_reference
 from services.advisor.models.gp.predictor import GpPredictor
@@ -60,10 +60,13 @@ class GpModel:
             else ""
         )
         wide = f"the {self.level:.0%} interval spans a factor of {{:.0f}}"
-        if len(table) and self.fitted.level.level_variance(table):
+        local = "" if table.local_run is None else self.training_range.outside(table.local_run)[0]
+        if local:
+            local = f"the local run is {local} (turnbuckle profile --cpus, --workers, --batch-size)"
+        elif len(table) and table.local_run is None and self.fitted.level.level_variance(table):
             wide = NO_LOCAL_RUN  # its interval spans thousands
         unknown = tuple(
-            far or (wide.format(one) if one > SPAN_UNKNOWN else strange)
+            far or local or (wide.format(one) if one > SPAN_UNKNOWN else strange)
             for far, one in zip(self.training_range.outside(table), span.tolist(), strict=True)
         )
         return Predictions(
@@ -77,7 +80,11 @@ class GpModel:
 
     def _coverage(self, table: Table) -> float | None:
         """Return the coverage on left-out tasks; None for a known task, or without a reference."""
-        if not len(table) or str(table.task[0]) in self.tasks.points.names or not has_reference(table).all():
+        if not len(table) or str(table.task[0]) in self.tasks.points.names:
+            return None
+        if table.local_run is not None:
+            return self.coverage.get(LocalRunKind.ELSEWHERE)
+        if not has_reference(table).all():
             return None
         return self.coverage.get(LocalRunKind.CUT if table.reference_cut.any() else LocalRunKind.FINISHED)
 
@@ -125,7 +132,7 @@ class GpAlgorithm:
         rows = int(table.completed(Objective.TIME).sum())
         if rows < LEAST_ROWS:
             raise ValueError(f"{rows} finished jobs are known: at least {LEAST_ROWS} are needed to learn from")
-        fitted = GpPredictor.fit(table, seed=seed)
+        fitted = GpPredictor.fit(with_local_runs(table, encoder, records, profiles), seed=seed)
         design = fitted.process.design
         known = KnownTasks.of(design.kernel.tasks, design.tasks, design.task_of)
         return GpModel(
@@ -135,17 +142,32 @@ class GpAlgorithm:
             Medians.of(table),
             known,
             TrainingRange.of(table),
-            coverage_of(fitted.left_out, profiles, self.level),
+            coverage_of(fitted, profiles, self.level),
             seed,
         )
 
 
-def coverage_of(errors: LeftOutErrors, profiles: Mapping[str, RunProfile], level: float) -> dict[LocalRunKind, float]:
+def with_local_runs(
+    table: Table, encoder: Encoder, records: Sequence[JobRecord], profiles: Mapping[str, RunProfile]
+) -> Table:
+    """Return the table with a row for each finished local run that a record names: it is a measured job, too."""
+    tasks = {one.local_run: one.task for one in records if one.local_run in profiles}
+    taken = set(table.task[table.is_reference].tolist())
+    found = [
+        as_record(profiles[run], task)
+        for run, task in sorted(tasks.items())
+        if profiles[run].end is RunEnd.FINISHED and task.task not in taken
+    ]
+    return concatenated([table, build(found, profiles, encoder=encoder)[0]]) if found else table
+
+
+def coverage_of(fitted: GpPredictor, profiles: Mapping[str, RunProfile], level: float) -> dict[LocalRunKind, float]:
     """Return the empirical coverage of intervals on left-out tasks, by kind of local run.
 
     For local runs that were stopped early: if the same task has a finished one, the difference of the two references
     shifts the task's errors, and the stopped one's variance widens its intervals.
     """
+    errors = fitted.left_out
     whole, moves = _finished(profiles), defaultdict(list)
     for profile in profiles.values():
         reference = whole_job_duration(profile.task, profile)
@@ -153,6 +175,7 @@ def coverage_of(errors: LeftOutErrors, profiles: Mapping[str, RunProfile], level
             moves[profile.task.task].append((math.log(whole_s / reference.time_s), reference.log_variance))
     known = {one: moves[one] for one in moves if one in errors.task}
     found = {LocalRunKind.FINISHED: errors.coverage(level), LocalRunKind.CUT: errors.shifted(known).coverage(level)}
+    found[LocalRunKind.ELSEWHERE] = fitted.elsewhere.coverage(level)
     return {kind: held for kind, held in found.items() if held is not None}
 
 

@@ -56,6 +56,10 @@ class LeftOutErrors:
     """Outcome less mean."""
     deviation: FloatArray
 
+    def calibration(self) -> Calibration:
+        """Return the calibration on all tasks."""
+        return Calibration.of(self.task, self.errors / self.deviation)
+
     def coverage(self, level: float) -> float | None:
         """Return the share of outcomes inside their intervals, averaged over tasks; None for few tasks.
 

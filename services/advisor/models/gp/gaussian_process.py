@@ -137,6 +137,19 @@ def most_likely(likelihood: MarginalLikelihood, start: FloatArray) -> FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KnownRows:
+    """Rows of a question whose outcomes are known, and how the level of its task applies to each of its rows."""
+
+    rows: IntArray
+    values: FloatArray
+    """Logarithmic ratios, shape ``(known rows,)``."""
+    noise: FloatArray
+    """Variances of `values`, beside the process' own noise; same shape."""
+    level: FloatArray
+    """Standard deviation of the task's level, shape ``(rows,)``: 0 for a row that defines it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
     """A joint normal distribution of logarithms, one per row of a question about one task."""
 
@@ -144,8 +157,8 @@ class Posterior:
     covariance: FloatArray
     """Of observations: the diagonal includes the noise."""
 
-    def conditioned_on(self, rows: IntArray, values: FloatArray, noise: float) -> Posterior:
-        """Return the posterior conditioned on some rows' logarithms, up to a noise variance."""
+    def conditioned_on(self, rows: IntArray, values: FloatArray, noise: float | FloatArray) -> Posterior:
+        """Return the posterior conditioned on some rows' logarithms, up to noise of one variance or one for each."""
         if not len(rows):
             return self
         within = self.covariance[np.ix_(rows, rows)] + (noise + JITTER) * np.eye(len(rows))
@@ -153,6 +166,13 @@ class Posterior:
         factor = cho_factor(within, lower=True)
         mean = self.mean + across @ cho_solve(factor, values - self.mean[rows])
         return Posterior(mean, self.covariance - across @ cho_solve(factor, across.T))
+
+    def beside(self, row: int) -> tuple[FloatArray, FloatArray]:
+        """Return means and standard deviations of all other rows less this one, shape ``(rows - 1,)``."""
+        rest = np.delete(np.arange(len(self.mean)), row)
+        variance = np.diag(self.covariance)
+        spread = variance[rest] + variance[row] - 2.0 * self.covariance[rest, row]
+        return self.mean[rest] - self.mean[row], np.sqrt(np.maximum(spread, JITTER))
 
     def standard_deviation(self) -> FloatArray:
         """Return standard deviations, shape ``(rows,)``."""
@@ -187,34 +207,30 @@ class GaussianProcess:
     weights: FloatArray
     """Its inverse times the targets."""
 
-    def posterior(self, asked: Design, extra_level: float = 0.0) -> Posterior:
-        """Return the posterior of new rows.
-
-        Args:
-            asked: Rows of one task.
-            extra_level: Variance of the task's level, if it has no local run.
-        """
+    def posterior(self, asked: Design, known: KnownRows | None = None) -> Posterior:
+        """Return the joint posterior of new rows of one task, conditioned on those that are known."""
         cross = self._between(asked, self.design)
         half = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
-        covariance = self._between(asked, asked) - half.T @ half + extra_level
+        covariance = self._between(asked, asked) - half.T @ half
         covariance[np.diag_indices_from(covariance)] += asked.noise(self.value)
-        return Posterior(cross @ self.weights, covariance)
+        if known is None:
+            return Posterior(cross @ self.weights, covariance)
+        posterior = Posterior(cross @ self.weights, covariance + np.outer(known.level, known.level))
+        return posterior.conditioned_on(known.rows, known.values, known.noise)
 
-    def marginals(self, asked: Design, known: IntArray, extra_level: float = 0.0) -> tuple[FloatArray, FloatArray]:
-        """Return each row's mean and standard deviation, conditioned on ratio 1 of the rows `known`.
-
-        Equals `posterior` and `Posterior.conditioned_on`, without the covariances of all pairs.
-        """
+    def marginals(self, asked: Design, given: KnownRows) -> tuple[FloatArray, FloatArray]:
+        """Return means and standard deviations as `posterior`, without the covariances of all pairs of rows."""
         cross = self._between(asked, self.design)
         half = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
         noise = asked.noise(self.value)
-        variance = self._variances(asked) - (half**2).sum(axis=0) + extra_level + noise
+        variance = self._variances(asked) - (half**2).sum(axis=0) + given.level**2 + noise
         mean = cross @ self.weights
-        if len(known):
-            across = self._between(asked, asked.part(known)) - half.T @ half[:, known] + extra_level
+        if len(known := given.rows):
+            across = self._between(asked, asked.part(known)) - half.T @ half[:, known]
+            across += np.outer(given.level, given.level[known])
             across[known, np.arange(len(known))] += noise[known]
-            factor = cho_factor(across[known] + (EXACT + JITTER) * np.eye(len(known)), lower=True)
-            mean = mean - across @ cho_solve(factor, mean[known])
+            factor = cho_factor(across[known] + np.diag(given.noise + JITTER), lower=True)
+            mean = mean + across @ cho_solve(factor, given.values - mean[known])
             variance = variance - (across * cho_solve(factor, across.T).T).sum(axis=1)
         return mean, np.sqrt(np.maximum(variance, JITTER))
 

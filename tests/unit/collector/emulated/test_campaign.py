@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.jobs import CostKind, JobRecord, JobState
-from schemas.runs import RunEnd, RunProfile
+from schemas.runs import MachineSpeed, RunEnd, RunProfile
 from services._runtime.command.errors import UnavailableError
 from services.collector.emulator.campaign import CAMPAIGN_FILE, Campaign, campaign_name
 from services.collector.emulator.grid import expand, parse
@@ -204,3 +204,14 @@ def test_orders_and_outcomes_cross_the_pipe_unharmed(tmp_path):
     assert outcome.series
     assert outcome.state is JobState.SUCCEEDED
     assert RunOutcome.from_plain(json.loads(outcome.to_line())["outcome"]) == outcome
+
+
+def test_local_runs_have_the_machine_s_speed_which_is_measured_once(tmp_path):
+    speeds = [MachineSpeed(matmul_flops_per_cpu_s=1e10, copy_bytes_per_cpu_s=1e9)]
+    with campaign(tmp_path, FakeTrainer()) as made:
+        made.calibrate = speeds.pop
+        made.go_on()
+        made.go_on()
+        kept = [one for one in read_journal(made.journal.directory) if isinstance(one, RunProfile)]
+    assert len(kept) == 2
+    assert all(one.speed is not None and one.speed.copy_bytes_per_cpu_s == 1e9 for one in kept)

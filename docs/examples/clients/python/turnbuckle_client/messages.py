@@ -1280,6 +1280,16 @@ class LinkScore(TypedDict):
     why: NotRequired[str]
 
 
+class MachineSpeed(TypedDict):
+    """Calibration of a machine: rates of kinds of work that training is made of."""
+
+    matmul_flops_per_cpu_s: float
+    copy_bytes_per_cpu_s: float
+    disk_write_bytes_per_s: NotRequired[float]
+    loopback_bytes_per_s: NotRequired[float]
+    processor: NotRequired[str]
+
+
 class MeasuredRun(TypedDict):
     """One run of a training job by a plan; a line of the file by which `turnbuckle plan` corrects later plans."""
 
@@ -1831,6 +1841,7 @@ class RunProfile(TypedDict):
     workers: list[WorkerSeries]
     load_average: NotRequired[float | None]
     reason: NotRequired[str]
+    speed: NotRequired[MachineSpeed | None]
 
 
 class RunSample(TypedDict):
