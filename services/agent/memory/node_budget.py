@@ -284,10 +284,14 @@ class NodeBudget:
         """
         room = self.headroom() if reply.denial else None
         if room is not None and reply.node_is_full and room.left_bytes >= MIB:
-            return RequestOutcome(timeout=f"its node has {_mib(room.left_bytes)} again; {reply.denial}")
+            again = f"its node has {_mib(room.left_bytes)} again; {reply.denial}"
+            return RequestOutcome(timeout=again if room.left_bytes >= wanted_bytes else f"{self._full(room)}; {again}")
         if room is not None and room.left_bytes < wanted_bytes:
-            return RequestOutcome(denial=f"{room.refusal.sentence(self._containers.node)}; {reply.denial}")
+            return RequestOutcome(denial=f"{self._full(room)}; {reply.denial}")
         return RequestOutcome(denial=reply.denial)
+
+    def _full(self, room: Headroom) -> str:
+        return room.refusal.sentence(self._containers.node)
 
     def begin(self) -> UpdateHeadroom:
         """Before an update is applied."""
