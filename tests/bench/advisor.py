@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.predictions import Objective
-from tests.bench import advisor_figures, advisor_report
+from tests.bench import advisor_elsewhere, advisor_figures, advisor_report
 from tests.bench.advisor_data import DEFAULT_DATA, SETS, DataSet, MissingDataError
 from tests.bench.advisor_models import RANKERS, REGRESSORS, RENAMED, SEARCHES
 from tests.bench.advisor_runs import PROTOCOLS, Job, Plan, measured, planned
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         help="leave applications out of the networks in so many groups (%(default)s)",
     )
     parser.add_argument("--resume", action="store_true", help="keep parts that were measured before on the same data")
+    parser.add_argument("--elsewhere", action="store_true", help="local runs on other machines; has an option --json")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     return parser
 
@@ -157,6 +158,8 @@ def summary(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure and report; 69 where there is no data."""
+    if "--elsewhere" in sys.argv[1:]:
+        return advisor_elsewhere.main([one for one in sys.argv[1:] if one != "--elsewhere"])
     order = parse(sys.argv[1:])
     machine = this_machine()
     say(machine.line)

@@ -30,3 +30,10 @@ def tell(table: str, record: dict[str, Any], written: Sequence[Path], *, as_json
     print(json.dumps(record) if as_json else table)
     for path in written:
         print(f"written: {path}", file=sys.stderr)
+
+
+def text_table(title: str, table: dict[str, Any]) -> list[str]:
+    """For people."""
+    rows = [table["columns"], *table["rows"]]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return ["", title, *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)]

@@ -35,7 +35,7 @@ from services.scheduler.core.state import State
 from tests.bench import scheduler_replay
 from tests.bench.figures import Spread
 from tests.bench.machine import Machine, this_machine
-from tests.bench.outcome import OUTPUT, say, tell, write_record
+from tests.bench.outcome import OUTPUT, say, tell, text_table, write_record
 from tests.support.tiresias import read
 
 TRACES: Final = {
@@ -303,13 +303,6 @@ def main() -> int:
     written.append(write_record(record, OUTPUT / "scheduler.json"))
     tell("\n".join(lines), record, written, as_json=given.json)
     return 0
-
-
-def text_table(title: str, table: dict[str, Any]) -> list[str]:
-    """For people."""
-    rows = [table["columns"], *table["rows"]]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["", title, *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)]
 
 
 def picture(runs: Mapping[str, Run]) -> Path:

@@ -18,8 +18,8 @@ from services.scheduler.core.jobs import Job, Node
 from services.scheduler.core.simulation import simulate
 from services.scheduler.trace import Elasticity, read_trace
 from tests.bench.machine import Machine, this_machine
-from tests.bench.outcome import OUTPUT, say, tell, write_record
-from tests.bench.scheduler import COLUMNS, SEEDS, TRACES, text_table
+from tests.bench.outcome import OUTPUT, say, tell, text_table, write_record
+from tests.bench.scheduler import COLUMNS, SEEDS, TRACES
 from tests.support.tiresias import DIRECTORY
 
 POLICIES: Final = (
