@@ -18,6 +18,7 @@ from schemas.accelerators import canonical_name
 from schemas.jobs import Attributes, Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Question
 from schemas.runs import RunEnd, RunProfile
+from services.advisor.core.accelerator_times import AcceleratorTimes
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
@@ -81,6 +82,12 @@ class MeasuredTasks:
     """Measured batch sizes by task."""
     machines: Mapping[MachineKey, MeasuredMachine] = field(default_factory=lambda: MappingProxyType({}))
     """Measured machines by provider and instance type."""
+    on_accelerators: AcceleratorTimes = field(default_factory=AcceleratorTimes)
+
+    @property
+    def tasks_on_accelerators(self) -> frozenset[str]:
+        """Tasks that ran on a machine with accelerators."""
+        return frozenset(task for one in self.machines.values() if one.newest.accelerator for task in one.attributes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from schemas.codec import to_plain
-from schemas.jobs import Configuration, JobRecord
+from schemas.jobs import Configuration, JobRecord, TaskFeatures
 from schemas.message import Message
 from schemas.predictions import (
     Prediction,
     PredictReply,
     PredictRequest,
+    Question,
     RankReply,
     RankRequest,
     TrainReply,
@@ -392,7 +393,7 @@ async def test_the_shipped_data_set_is_learned_where_a_question_asks_for_it(
         with pytest.raises(RequestRefusedError, match="first model") as refused:
             await ground.rank(shipped_data=True)
         assert refused.value.code == 503
-        lineage = await advisor.lineages.for_question(shipped_data=True)
+        lineage = await advisor.lineages.for_question(Question(task=TaskFeatures(task="a"), shipped_data=True))
         await until(lambda: lineage.retrain_loop.model is not None)
         assert (await ground.rank(shipped_data=True)).model.records == len(records(TASKS))
         assert len(advisor.records) == 0

@@ -176,6 +176,7 @@ export const NESTED = {
  * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
+ * @property {boolean} [accelerator_data]
  */
 
 /**
@@ -1376,6 +1377,7 @@ export const NESTED = {
  * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
+ * @property {boolean} [accelerator_data]
  */
 
 /**
@@ -1517,6 +1519,7 @@ export const NESTED = {
  * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
+ * @property {boolean} [accelerator_data]
  * @property {Objective} [objective]
  * @property {number | null} [budget_usd]
  * @property {number | null} [deadline_s]
@@ -1877,6 +1880,9 @@ export const NESTED = {
  * @property {Integer} [samples_per_epoch]
  * @property {Integer} [steps]
  * @property {number} [forward_flops]
+ * @property {number} [step_flops]
+ * @property {number} [step_bytes]
+ * @property {number} [step_weight_bytes]
  * @property {Object} [attributes]
  */
 
