@@ -419,6 +419,22 @@ async def test_a_data_set_that_is_not_there(
             pass
 
 
+async def test_the_public_gpu_set_has_a_lineage_of_its_own(ground: Ground) -> None:
+    """It answers a training that never ran; neither the bus's records nor the emulated ones have its records."""
+    task = TaskFeatures(task="mine", steps=100, step_flops=2e10, step_bytes=6e8, step_weight_bytes=3e8)
+    where = Configuration(
+        instance_type="vm", provider="gcp", workers=1, batch_size=32, vcpu=8.0, memory_gb=30.0, accelerator="T4",
+        accelerators=1,
+    )  # fmt: skip
+    question = Question(task=task, configurations=(where,), accelerator_data=True)
+    async with ground.advisor() as advisor:
+        lineage = await advisor.lineages.for_question(question)
+        assert lineage is await advisor.lineages.for_question(question)
+        assert len(lineage.records) > 900
+        assert len(advisor.records) == 0
+        assert lineage.records.measured().on_accelerators.job(task, where, None) is not None
+
+
 async def test_prices_of_a_day(ground: Ground) -> None:
     """A day before all prices is refused; records' own prices count where nothing lists a machine."""
     await ground.tell(*records(TASKS))
