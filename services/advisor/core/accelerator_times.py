@@ -117,18 +117,20 @@ class AcceleratorTimes:
         """Return these times less those of one application."""
         return replace(self, steps=tuple(one for one in self.steps if application_of(one.task) != application))
 
-    def job(self, task: TaskFeatures, where: Configuration, profile: RunProfile | None) -> Estimate | None:
+    def runs_of(self, task: TaskFeatures, profile: RunProfile | None) -> list[Step]:
+        """Return the steps of a training's own runs on accelerators, recorded and local ones."""
+        local = profiled_step(task, profile)
+        return [one for one in self.steps if one.task.task == task.task] + ([local] if local is not None else [])
+
+    def job(self, task: TaskFeatures, where: Configuration, runs: Iterable[Step]) -> Estimate | None:
         """Return the logarithm of a whole training's seconds; None where no law reaches it.
 
-        Runs of this training, the local one or recorded ones, come first: the one with the narrowest interval.
+        Its own runs come first: the one with the narrowest interval.
         """
         where = with_precision(task, where)
         steps = steps_of(task, where) if is_single(where) else None
         if not steps:
             return None
-        runs = [one for one in self.steps if one.task.task == task.task]
-        if (local := profiled_step(task, profile)) is not None:
-            runs.append(local)
         found = [one for run in runs if (one := self.from_run(run, task, where)) is not None]
         step = min(found, key=lambda one: one.half_width) if found else self.from_work(task, where)
         return None if step is None else replace(step, log=step.log + math.log(steps))

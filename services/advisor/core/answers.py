@@ -133,9 +133,10 @@ def _on_accelerators(question: CompletedQuestion, measured: MeasuredTasks) -> li
     The model answers what was measured of the very configuration, and what none of those laws reaches.
     """
     times = measured.on_accelerators
-    own = {configuration_key(one.where) for one in times.steps if one.task.task == question.task.task}
+    runs = times.runs_of(question.task, question.profile)
+    measured_here = {configuration_key(one.where) for one in runs}
     return [
-        None if configuration_key(one) in own else times.job(question.task, one, question.profile)
+        None if configuration_key(one) in measured_here else times.job(question.task, one, runs)
         for one in question.recorded
     ]
 

@@ -432,7 +432,7 @@ async def test_the_public_gpu_set_has_a_lineage_of_its_own(ground: Ground) -> No
         assert lineage is await advisor.lineages.for_question(question)
         assert len(lineage.records) > 900
         assert len(advisor.records) == 0
-        assert lineage.records.measured().on_accelerators.job(task, where, None) is not None
+        assert lineage.records.measured().on_accelerators.job(task, where, ()) is not None
 
 
 async def test_prices_of_a_day(ground: Ground) -> None:
