@@ -27,6 +27,7 @@ from schemas.predictions import (
     RankReply,
     RankRequest,
 )
+from services.advisor.core.accelerator_times import LEAST_APPLICATIONS
 from services.advisor.core.accelerator_times import Estimate as AcceleratorEstimate
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.catalogue import Listing
@@ -130,15 +131,23 @@ def score_configurations(question: Question, context: ModelContext, *, spot: boo
 def _on_accelerators(question: CompletedQuestion, measured: MeasuredTasks) -> list[AcceleratorEstimate | None]:
     """Return each configuration's time by other trainings on accelerators; None where the model answers.
 
-    The model answers what was measured of the very configuration, and what none of those laws reaches.
+    The model answers what was measured of the very configuration, what none of those laws reaches, and a local run
+    without accelerators if enough tasks with such a run were measured on accelerators to learn from.
     """
-    times = measured.on_accelerators
-    runs = times.runs_of(question.task, question.profile)
+    times, local = measured.on_accelerators, question.profile
+    runs = times.runs_of(question.task, local)
+    if not runs and local is not None and len(_linking_tasks(measured)) > LEAST_APPLICATIONS:
+        return [None] * len(question.recorded)
     measured_here = {configuration_key(one.where) for one in runs}
     return [
         None if configuration_key(one) in measured_here else times.job(question.task, one, runs)
         for one in question.recorded
     ]
+
+
+def _linking_tasks(measured: MeasuredTasks) -> list[str]:
+    """Return the tasks that were measured on accelerators and have a local run."""
+    return [task for task in measured.tasks_on_accelerators if task in measured.local_run]
 
 
 def _with_estimates(predictions: Predictions, estimates: Sequence[AcceleratorEstimate | None]) -> Predictions:
@@ -177,7 +186,7 @@ def _links_accelerators(question: CompletedQuestion, measured: MeasuredTasks) ->
     local, tasks = question.profile, measured.tasks_on_accelerators
     if local is None or local.configuration.accelerator or question.task.task in tasks or not tasks:
         return True
-    return any(task in measured.local_run for task in tasks)
+    return bool(_linking_tasks(measured))
 
 
 def _memory(question: CompletedQuestion) -> tuple[BoolArray, tuple[str, ...]]:

@@ -231,14 +231,36 @@ def test_several_gpus_are_not_answered_by_the_roofline(public_context: ModelCont
 
 def test_a_run_without_accelerators_says_nothing_of_a_gpu_by_itself(public_context: ModelContext) -> None:
     """No measured task ran on both: the model's ratio between them would be of nothing."""
-    local = RunProfile(
-        run="here", task=TaskFeatures(task="mine", steps=5_000), duration_s=3_600.0, end=RunEnd.FINISHED, workers=(),
-        configuration=Configuration(instance_type="local", provider="local", workers=1, batch_size=32, vcpu=8.0),
-    )  # fmt: skip
     bare = TaskFeatures(task="mine", parameter_count=1_000_000, steps=5_000)
+    local = local_run(bare)
     one = answer(public_context, on("V100"), bare, profile=local)
     assert one.why_unknown == NO_ACCELERATOR_RUN
     assert answer(public_context, on("V100"), profile=local).reasons == (ROOFLINE,)
+
+
+def local_run(task: TaskFeatures) -> RunProfile:
+    """A finished run on a CPU of an hour."""
+    return RunProfile(
+        run=f"local-{task.task}", task=task, duration_s=3_600.0, end=RunEnd.FINISHED, workers=(),
+        configuration=Configuration(instance_type="local", provider="local", workers=1, batch_size=32, vcpu=8.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("linked", "by_model"), [(2, False), (3, True)])
+def test_local_runs_without_accelerators_are_the_models_where_tasks_ran_on_both(
+    single_precision: list[JobRecord], linked: int, by_model: bool
+) -> None:
+    tasks = [TASK.model_copy(update={"task": f"own-{number}"}) for number in range(linked)]
+    kept = Records()
+    for one in [*single_precision, *(ran(on("V100"), 0.5, task) for task in tasks)]:
+        name = f"local-{one.task.task}" if one.dataset == "own" else ""
+        kept.add(one.model_copy(update={"local_run": name}))
+    for task in tasks:
+        kept.add_run(local_run(task))
+    trained = GpAlgorithm().fit(list(kept.jobs.values()), kept.runs, seed=0)
+    context = ModelContext(trained, MODEL, listing([], (), None, ()), kept.measured())
+    one = answer(context, on("V100"), profile=local_run(TASK))
+    assert (one.reasons != (ROOFLINE,)) == by_model
 
 
 @pytest.mark.parametrize(("where", "law"), [("P100", DEVICE_RATIO), ("H200", ROOFLINE)])
