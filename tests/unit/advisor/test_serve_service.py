@@ -16,6 +16,7 @@ from schemas.codec import to_plain
 from schemas.jobs import Configuration, JobRecord, TaskFeatures
 from schemas.message import Message
 from schemas.predictions import (
+    Objective,
     Prediction,
     PredictReply,
     PredictRequest,
@@ -33,6 +34,7 @@ from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._jobs.record_files import write_job_file
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.settings_error import UnusableSettingsError
+from services.advisor.core.accelerator_times import ROOFLINE
 from services.advisor.ports import TrainingFailedError, TrainingSet
 from services.advisor.records import Records
 from services.advisor.service import Advisor
@@ -432,7 +434,11 @@ async def test_the_public_gpu_set_has_a_lineage_of_its_own(ground: Ground) -> No
         assert lineage is await advisor.lineages.for_question(question)
         assert len(lineage.records) > 900
         assert len(advisor.records) == 0
-        assert lineage.records.measured().on_accelerators.job(task, where, ()) is not None
+        await until(lambda: lineage.retrain_loop.model is not None)
+        asked = {"task": task, "profile": None, "workers": (), "objective": Objective.TIME}
+        reply = await ground.rank(**asked, configurations=(where,), accelerator_data=True)
+    assert [one.configuration.accelerator for one in reply.ranked] == ["T4"]
+    assert f"1 of 1 configurations are known {ROOFLINE}" in reply.warnings
 
 
 async def test_prices_of_a_day(ground: Ground) -> None:
