@@ -126,6 +126,8 @@ _ALL: Final = (
     ),
     # NVIDIA H100 data sheet (2023), PCIe: FP32 51 TFLOPS; TF32 756 and FP16 1,513 with sparsity; 80 GB, 2 TB/s.
     Accelerator("H100-PCIe", 80, 51 * _T, 378 * _T, 756.5 * _T, 2_000 * _G, PCIE, ("h100pcie80gb",)),
+    # NVIDIA H100 data sheet (2024), NVL: FP32 60 TFLOPS; TF32 835 and FP16 1,671 with sparsity; 94 GB, 3.9 TB/s.
+    Accelerator("H100-NVL", 94, 60 * _T, 417.5 * _T, 835.5 * _T, 3_900 * _G, PCIE, ("h100nvl94gb",)),
     # NVIDIA H200 data sheet (2024), SXM: 141 GB, 4.8 TB/s; arithmetic as of the H100 SXM.
     Accelerator(
         "H200",

@@ -51,6 +51,12 @@ class TaskFeatures(Message):
     """Optimizer steps of the whole training, where it is counted in steps and not in epochs."""
     forward_flops: NonNegativeFloat = 0.0
     """Of one sample."""
+    step_flops: NonNegativeFloat = 0.0
+    """Of one sample in a training step: forward and backward pass."""
+    step_bytes: NonNegativeFloat = 0.0
+    """Read and written by the operators for one sample in a training step, in single precision."""
+    step_weight_bytes: NonNegativeFloat = 0.0
+    """Of weights and gradients, read and written once a training step, whatever its batch."""
     attributes: Attributes = Field(default_factory=dict)
 
 

@@ -100,6 +100,8 @@ class Question(Message):
     are no others."""
     shipped_data: bool = False
     """Use a model trained on the shipped data set (emulated machines) in addition to the records on the bus."""
+    accelerator_data: bool = False
+    """Use one trained on the shipped public measurements of steps on accelerators, in addition to those records."""
 
 
 class PredictRequest(Question):

@@ -1,7 +1,8 @@
-"""Model lineages: records with their retrain loop, for the bus's records alone and with the shipped data set.
+"""Model lineages: records with their retrain loop, for the bus's records alone and with each shipped data set.
 
-Emulated machines are not part of a team's measurements, so the shipped data set has a model of its own, created by the
-first question that requests it (`Question.shipped_data`); both lineages receive every record of the bus.
+Neither emulated machines nor public GPUs are part of a team's measurements, so each shipped data set has a model of its
+own, created by the first question that requests it (`Question.shipped_data`, `Question.accelerator_data`); all lineages
+receive every record of the bus.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from schemas.jobs import JobRecord
+from schemas.predictions import Question
 from schemas.runs import RunProfile
 from schemas.streams import MODELS
 from services._jobs.record_files import JobFile, JobFileError, read_job_file
@@ -22,8 +24,8 @@ from services._runtime.telemetry.tracing import Carrier
 from services.advisor.model_store import ModelStore
 from services.advisor.ports import Trainer
 from services.advisor.records import Records
-from services.advisor.retrain_loop import WITH_SHIPPED, RetrainLoop
-from services.advisor.settings import SHIPPED, AdvisorSettings
+from services.advisor.retrain_loop import WITH_ACCELERATORS, WITH_SHIPPED, RetrainLoop
+from services.advisor.settings import ACCELERATORS, SHIPPED, AdvisorSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class ModelLineages:
         self._trainer = trainer
         self._settings = runtime.settings
         self.own = self._create(Records(self._settings.held_out_tasks), "")
-        self._shipped: ModelLineage | None = None
+        self._shipped: dict[str, ModelLineage] = {}
         self._creating = asyncio.Lock()
 
     def _create(self, records: Records, data: str) -> ModelLineage:
@@ -69,9 +71,7 @@ class ModelLineages:
 
     def add(self, message: JobRecord | RunProfile, cause: Carrier | None) -> None:
         """Add a record or a local run from the bus."""
-        for one in (self.own, self._shipped):
-            if one is None:
-                continue
+        for one in (self.own, *self._shipped.values()):
             problem = one.records.add(message) if isinstance(message, JobRecord) else one.records.add_run(message)
             self._log_rejected(problem)
             one.retrain_loop.notify(cause)
@@ -84,28 +84,33 @@ class ModelLineages:
         """Start the retrain loop."""
         self._runtime.spawn(self.own.retrain_loop.run(), name="retrain-loop")
 
-    async def for_question(self, *, shipped_data: bool) -> ModelLineage:
-        """Return the lineage that answers a question; the first one with the shipped data set creates its lineage.
+    async def for_question(self, question: Question) -> ModelLineage:
+        """Return the lineage that answers a question; the first one with a shipped data set creates its lineage.
 
         Raises:
-            UnusableSettingsError: this installation has no shipped data set.
+            UnusableSettingsError: this installation has no such data set.
         """
-        if not shipped_data or SHIPPED in self._settings.datasets:
+        wanted = ((ACCELERATORS, question.accelerator_data), (SHIPPED, question.shipped_data))
+        name = next((one for one, asked in wanted if asked), "")
+        if not name or name in self._settings.datasets:
             return self.own
         async with self._creating:
-            if self._shipped is None:
-                created = self._create(Records(self._settings.held_out_tasks), WITH_SHIPPED)
-                await self._read(created.records, (SHIPPED,))
+            if name not in self._shipped:
+                created = self._create(Records(self._settings.held_out_tasks), _STORED_AS[name])
+                await self._read(created.records, (name,))
                 for profile in self.own.records.runs.values():
                     created.records.add_run(profile)
                 for record in self.own.records.jobs.values():
                     created.records.add(record)
-                self._runtime.spawn(created.retrain_loop.run(), name="retrain-loop-shipped")
-                self._shipped = created
-            return self._shipped
+                self._runtime.spawn(created.retrain_loop.run(), name=f"retrain-loop-{name}")
+                self._shipped[name] = created
+            return self._shipped[name]
 
 
+_STORED_AS: Final = {SHIPPED: WITH_SHIPPED, ACCELERATORS: WITH_ACCELERATORS}
 DATA: Final = Path(__file__).parent / "data"
+ACCELERATOR_DATA: Final = DATA / "accelerators" / "public-2026-11-29.parquet"
+"""Public measurements of training steps on GPUs; sources and licences stand beside it."""
 
 
 def read_datasets(names: Sequence[str]) -> JobFile:
@@ -127,6 +132,8 @@ def read_datasets(names: Sequence[str]) -> JobFile:
 
 
 def _paths(name: str) -> list[Path]:
+    if name == ACCELERATORS:
+        return [ACCELERATOR_DATA]
     if name != SHIPPED:
         return [Path(name).expanduser()]
     if not (found := sorted(DATA.glob("*.parquet"))):

@@ -22,6 +22,7 @@ from schemas.jobs import (
 )
 from schemas.message import Message
 from schemas.runs import RunEnd, RunProfile
+from services.advisor.core.accelerator_times import AcceleratorTimes, Step, measured_step
 from services.advisor.core.questions import MachineKey, MeasuredMachine, MeasuredTasks, is_usable, lasted_enough
 
 _MOST_VARIANTS: Final = 64
@@ -48,6 +49,8 @@ class Records:
         self._machines: dict[MachineKey, Configuration] = {}
         self._attributes: defaultdict[MachineKey, dict[str, list[Attributes]]] = defaultdict(dict)
         """Distinct attributes of configurations, by machine and task."""
+        self._steps: list[Step] = []
+        """On single accelerators."""
         self._priced: dict[tuple[str, str, date], JobRecord] = {}
 
     def __len__(self) -> int:
@@ -99,6 +102,8 @@ class Records:
         found = self._attributes[machine].setdefault(task, [])
         if len(found) < _MOST_VARIANTS and where.attributes not in found:
             found.append(where.attributes)
+        if (step := measured_step(record)) is not None:
+            self._steps.append(step)
         if record.local_run:
             self._named_runs[task] = record.local_run
         if record.price is not None:
@@ -146,6 +151,7 @@ class Records:
                 MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in self._batches.items()}),
                 MappingProxyType({key: self._machine(key, newest) for key, newest in self._machines.items()}),
                 frozenset(self._named_runs.values()),
+                AcceleratorTimes(tuple(self._steps)),
             )
         return self._measured
 

@@ -19,7 +19,8 @@ from services.advisor.records import Records
 from services.advisor.settings import AdvisorSettings
 
 WITH_SHIPPED: Final = "shipped too"
-"""Attribute ``data`` in the store of models trained on the shipped data set besides the records of the bus."""
+WITH_ACCELERATORS: Final = "accelerators too"
+"""Attributes ``data`` in the store of models trained on a shipped data set besides the records of the bus."""
 _MIN_WAIT_S: Final = 0.02
 _MAX_CAUSES: Final = 32
 
@@ -94,7 +95,7 @@ class RetrainLoop:
         if known < least:
             return (
                 f"{known} records are known, a model needs {least}: import some (turnbuckle jobs import), "
-                "or ask with the shipped data set (turnbuckle advise --shipped-data)"
+                "or ask with a shipped data set (turnbuckle advise --shipped-data, or --accelerator-data of GPUs)"
             )
         return f"the first model will be trained on {known} records: retry"
 

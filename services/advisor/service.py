@@ -175,7 +175,7 @@ class Advisor:
 
     async def _context(self, request: Question) -> ModelContext:
         try:
-            lineage = await self.lineages.for_question(shipped_data=request.shipped_data)
+            lineage = await self.lineages.for_question(request)
         except UnusableSettingsError as error:
             raise self._refusal(500, str(error)) from error
         model = lineage.retrain_loop.model

@@ -11,6 +11,7 @@ from services._runtime.service.settings import CommonSettings
 from services.advisor.core.spot import SpotTerms
 
 SHIPPED = "shipped"
+ACCELERATORS = "accelerators"
 RENAMED_ALGORITHMS: Final = {"ours": "gp"}
 """Old name to new, in settings and in the model store."""
 _HOURS_PER_DAY = 24.0
@@ -39,7 +40,8 @@ class AdvisorSettings(CommonSettings):
     datasets: Annotated[
         tuple[str, ...],
         Field(
-            description="record files (Parquet) used in addition to the records of the bus; shipped: the project's own"
+            description="record files (Parquet) used in addition to the records of the bus; shipped: the project's "
+            "own; accelerators: public ones of GPUs"
         ),
     ] = ()
     held_out_tasks: Annotated[

@@ -2,7 +2,7 @@
 
 Each data set, model, objective and protocol is a part that is written when it is measured, so an interrupted run goes
 on with ``--resume``, and one model can be measured anew. Nothing is asserted. A set that is not on this machine is left
-out, with the reason.
+out, with the reason. ``--accelerators`` measures `advisor_accelerators` instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.predictions import Objective
-from tests.bench import advisor_elsewhere, advisor_figures, advisor_report
+from tests.bench import advisor_accelerators, advisor_elsewhere, advisor_figures, advisor_report
 from tests.bench.advisor_data import DEFAULT_DATA, SETS, DataSet, MissingDataError
 from tests.bench.advisor_models import RANKERS, REGRESSORS, RENAMED, SEARCHES
 from tests.bench.advisor_runs import PROTOCOLS, Job, Plan, measured, planned
@@ -160,6 +160,8 @@ def main() -> int:
     """Measure and report; 69 where there is no data."""
     if "--elsewhere" in sys.argv[1:]:
         return advisor_elsewhere.main([one for one in sys.argv[1:] if one != "--elsewhere"])
+    if sys.argv[1:] == ["--accelerators"]:
+        return advisor_accelerators.main()
     order = parse(sys.argv[1:])
     machine = this_machine()
     say(machine.line)

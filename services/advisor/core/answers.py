@@ -27,8 +27,11 @@ from schemas.predictions import (
     RankReply,
     RankRequest,
 )
+from services.advisor.core.accelerator_times import LEAST_APPLICATIONS
+from services.advisor.core.accelerator_times import Estimate as AcceleratorEstimate
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.catalogue import Listing
+from services.advisor.core.encoder import configuration_key
 from services.advisor.core.measured_links import missing_link
 from services.advisor.core.memory_fit import memory_fit
 from services.advisor.core.questions import BadQuestionError, CompletedQuestion, MeasuredTasks, complete, question_table
@@ -46,6 +49,10 @@ _NEIGHBOURS: Final = 3
 OVER_BUDGET, TOO_LATE, NO_PRICE = "over budget", "too late", "no price"
 INTERRUPTED = "interrupted too often"
 WILL_NOT_FIT, NOT_KNOWN = "will not fit", "not known"
+NO_ACCELERATOR_RUN: Final = (
+    "no measured training links a run without accelerators to one on them: give the work of a step and its batch "
+    "(turnbuckle features --batch-size), or one run on an accelerator"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class ScoredConfigurations:
     """On the Pareto front of time and cost among those that fit and are known."""
     first: BoolArray
     """The first occurrence of its configuration in the question."""
+    laws: tuple[str, ...]
+    """Per configuration, by what its time on an accelerator is known; empty: by the model."""
 
 
 def score_configurations(question: Question, context: ModelContext, *, spot: bool = False) -> ScoredConfigurations:
@@ -91,7 +100,11 @@ def score_configurations(question: Question, context: ModelContext, *, spot: boo
     completed = complete(question, context.listing, context.measured)
     table = question_table(completed, context.trained.encoder)
     predictions = context.trained.predict(table)
+    estimates = _on_accelerators(completed, context.measured)
+    predictions = _with_estimates(predictions, estimates)
     unknown = _why_unknown(completed, predictions.unknown, context.measured)
+    laws = tuple("" if one is None else one.law for one in estimates)
+    unknown = tuple("" if law else reason for law, reason in zip(laws, unknown, strict=True))
     # What was measured of intervals on left-out tasks says nothing where nothing is known.
     coverage = None if all(unknown) else predictions.coverage
     too_small, notes = _memory(completed)
@@ -110,7 +123,44 @@ def score_configurations(question: Question, context: ModelContext, *, spot: boo
     known = np.array([not reason for reason in predictions.unknown], dtype=bool)
     fits = predictions.feasible >= FITS
     front = pareto_front(np.where(known & fits & first, time_s[:, MEDIAN], np.nan), usd[:, MEDIAN])
-    return ScoredConfigurations(completed, table, predictions, cost, spot_cost, time_s, usd, known, fits, front, first)
+    return ScoredConfigurations(
+        completed, table, predictions, cost, spot_cost, time_s, usd, known, fits, front, first, laws
+    )
+
+
+def _on_accelerators(question: CompletedQuestion, measured: MeasuredTasks) -> list[AcceleratorEstimate | None]:
+    """Return each configuration's time by other trainings on accelerators; None where the model answers.
+
+    The model answers what was measured of the very configuration, what none of those laws reaches, and a local run
+    without accelerators if enough tasks with such a run were measured on accelerators to learn from.
+    """
+    times, local = measured.on_accelerators, question.profile
+    runs = times.runs_of(question.task, local)
+    if not runs and local is not None and len(_linking_tasks(measured)) > LEAST_APPLICATIONS:
+        return [None] * len(question.recorded)
+    measured_here = {configuration_key(one.where) for one in runs}
+    return [
+        None if configuration_key(one) in measured_here else times.job(question.task, one, runs)
+        for one in question.recorded
+    ]
+
+
+def _linking_tasks(measured: MeasuredTasks) -> list[str]:
+    """Return the tasks that were measured on accelerators and have a local run."""
+    return [task for task in measured.tasks_on_accelerators if task in measured.local_run]
+
+
+def _with_estimates(predictions: Predictions, estimates: Sequence[AcceleratorEstimate | None]) -> Predictions:
+    """Return predictions with the times of the estimates, of which the model's coverage says nothing."""
+    time_s = predictions.time_s.copy()
+    for row, one in enumerate(estimates):
+        if one is not None:
+            time_s[row] = np.exp(one.log + one.half_width * np.array([-1.0, 0.0, 1.0]))
+    extrapolated = tuple(
+        names if one is None else () for names, one in zip(predictions.extrapolated, estimates, strict=True)
+    )
+    coverage = predictions.coverage if all(one is None for one in estimates) else None
+    return replace(predictions, time_s=time_s, extrapolated=extrapolated, coverage=coverage)
 
 
 def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured: MeasuredTasks) -> tuple[str, ...]:
@@ -122,7 +172,21 @@ def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured:
     for one in question.recorded:
         if (machine := _machine(one)) not in links:
             links[machine] = missing_link(one, machines)
-    return tuple(links[_machine(where)] or reason for where, reason in zip(question.recorded, by_model, strict=True))
+    reasons = [links[_machine(where)] or reason for where, reason in zip(question.recorded, by_model, strict=True)]
+    if _links_accelerators(question, measured):
+        return tuple(reasons)
+    return tuple(
+        reason or (NO_ACCELERATOR_RUN if where.accelerator else "")
+        for where, reason in zip(question.recorded, reasons, strict=True)
+    )
+
+
+def _links_accelerators(question: CompletedQuestion, measured: MeasuredTasks) -> bool:
+    """Whether a local run without accelerators says anything of machines with them: if some task ran on both."""
+    local, tasks = question.profile, measured.tasks_on_accelerators
+    if local is None or local.configuration.accelerator or question.task.task in tasks or not tasks:
+        return True
+    return bool(_linking_tasks(measured))
 
 
 def _memory(question: CompletedQuestion) -> tuple[BoolArray, tuple[str, ...]]:
@@ -207,7 +271,7 @@ def explain(request: AdviceExplainRequest, context: ModelContext) -> AdviceExpla
     scored = score_configurations(request, context)
     contributions = context.trained.contributions(scored.table, np.array([0]))[0]
     neighbours = context.trained.neighbours(scored.table, _NEIGHBOURS)
-    prediction = _prediction(scored, 0, tuple(_reason(one) for one in contributions[:_REASONS]))
+    prediction = _prediction(scored, 0, _reasons(scored, context, np.array([0]))[0])
     return AdviceExplainReply(
         model=context.model,
         prediction=prediction,
@@ -287,7 +351,10 @@ def _proposals(
 
 def _reasons(scored: ScoredConfigurations, context: ModelContext, rows: IntArray) -> list[tuple[str, ...]]:
     found = context.trained.contributions(scored.table, rows)
-    return [tuple(_reason(one) for one in each[:_REASONS]) for each in found]
+    return [
+        (scored.laws[row],) if scored.laws[row] else tuple(_reason(one) for one in each[:_REASONS])
+        for row, each in zip(rows.tolist(), found, strict=True)
+    ]
 
 
 def _reason(one: Contribution) -> str:
@@ -323,7 +390,8 @@ def _estimate_or_none(ends: FloatArray) -> Estimate | None:
 
 def _common_warnings(scored: ScoredConfigurations) -> list[str]:
     predictions, count = scored.predictions, len(scored.table)
-    warnings = []
+    by_law = Counter(law for law in scored.laws if law)
+    warnings = [f"{found} of {count} configurations are known {law}" for law, found in by_law.most_common()]
     if count and (outside := sum(bool(one) for one in predictions.extrapolated)):
         first = next(one[0] for one in predictions.extrapolated if one)
         warnings.append(f"{outside} of {count} configurations lie outside of what was measured, such as by {first}")

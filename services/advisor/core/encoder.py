@@ -11,11 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from schemas.accelerators import canonical_name
+from schemas.accelerators import canonical_name, find_accelerator
 from schemas.jobs import Attributes, Configuration, Price, TaskFeatures
 from schemas.runs import SERIES as SERIES_KINDS
 from schemas.runs import RunProfile, WorkerSeries
 from services.advisor.core.arrays import FloatArray
+from services.advisor.core.roofline import peak_flops_per_s, precision_of
 from services.advisor.core.whole_job_duration import whole_job_duration, work_ratio
 
 TASK: Final = "task."
@@ -121,6 +122,9 @@ _TASK_NUMBERS: Final = (
     "samples_per_epoch",
     "steps",
     "forward_flops",
+    "step_flops",
+    "step_bytes",
+    "step_weight_bytes",
 )
 _CONFIGURATION_NUMBERS: Final = (
     "workers",
@@ -159,6 +163,9 @@ def _configuration_columns(configuration: Configuration, price: Price | None) ->
         columns[f"config.provider{CATEGORY_MARK}{configuration.provider}"] = 1.0
     if configuration.accelerator:
         columns[f"config.accelerator{CATEGORY_MARK}{canonical_name(configuration.accelerator)}"] = 1.0
+    if (device := find_accelerator(configuration.accelerator)) is not None:
+        columns["config.accelerator_flops_per_s"] = peak_flops_per_s(device, precision_of(configuration))
+        columns["config.accelerator_bytes_per_s"] = device.memory_bytes_per_s
     if price is not None:
         columns["config.price_usd_per_hour"] = price.usd_per_hour
     return columns | _attributes(CONFIGURATION, configuration.attributes)

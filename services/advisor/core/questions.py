@@ -18,6 +18,7 @@ from schemas.accelerators import canonical_name
 from schemas.jobs import Attributes, Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Question
 from schemas.runs import RunEnd, RunProfile
+from services.advisor.core.accelerator_times import AcceleratorTimes
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
@@ -92,6 +93,7 @@ class MeasuredTasks:
     """Measured machines by provider and instance type."""
     reference_runs: frozenset[str] = frozenset()
     """Names of the local runs of records: those that ratios of durations are learnt against."""
+    on_accelerators: AcceleratorTimes = field(default_factory=AcceleratorTimes)
 
     def references(self) -> list[RunProfile]:
         """Return the local runs of records."""
@@ -100,6 +102,15 @@ class MeasuredTasks:
     def newest_of_machines(self) -> list[Configuration]:
         """Return a configuration of each measured machine."""
         return [one.newest for one in self.machines.values()]
+
+    def linked_machines(self) -> list[Configuration]:
+        """Return those, and where the records' local runs were made: what a local run may be compared with."""
+        return [*self.newest_of_machines(), *(one.machine for one in self.references())]
+
+    @property
+    def tasks_on_accelerators(self) -> frozenset[str]:
+        """Tasks that ran on a machine with accelerators."""
+        return frozenset(task for one in self.machines.values() if one.newest.accelerator for task in one.attributes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +198,6 @@ def _located(
     if (known := measured.runs.get(measured.local_run.get(task, ""))) is not None and known in references:
         warnings.append(f"{task} has records, which name the local run {known.run}: it is used, and not {profile.run}")
         return known, None
-    machines = measured.newest_of_machines()
     ratio = SpeedRatio()
     where = (profile.configuration.provider, profile.configuration.instance_type)
     if where not in measured.machines:
@@ -202,14 +212,14 @@ def _located(
                 "the speed of the local machine's cores beside those of the records is not known, so intervals are "
                 "wider: a profile of both machines compares them (turnbuckle profile)"
             )
-    return profile, LocalRunElsewhere(placed(profile, machines), ratio)
+    return profile, LocalRunElsewhere(placed(profile, measured.linked_machines()), ratio)
 
 
 def _unlinked(elsewhere: LocalRunElsewhere | None, task: TaskFeatures, measured: MeasuredTasks) -> str:
     """Return why a local run says nothing of the measured machines; empty for a task that has records of its own."""
     if elsewhere is None or task.task in measured.batch_sizes:
         return ""
-    return missing_local_link(elsewhere.place, measured.newest_of_machines())
+    return missing_local_link(elsewhere.place, measured.linked_machines())
 
 
 def _unscaled(asked: TaskFeatures, recorded: TaskFeatures | None) -> str:

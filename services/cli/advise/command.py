@@ -87,6 +87,10 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
         bool,
         typer.Option("--shipped-data", help="Learn from the shipped data set, too: emulated machines, see dataset.md."),
     ] = False,
+    accelerator_data: Annotated[
+        bool,
+        typer.Option("--accelerator-data", help="Learn from public measurements of training steps on GPUs, too."),
+    ] = False,
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -99,7 +103,16 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
         if value is not None and not 0 < value < float("inf"):
             raise typer.BadParameter(f"{name} must be a number above 0, not {value:g}")
     query_options = QueryOptions(
-        profile, budget, deadline, spot, objective, top, tuple(provider or ()), shipped_data, tuple(prices or ())
+        profile,
+        budget,
+        deadline,
+        spot,
+        objective,
+        top,
+        tuple(provider or ()),
+        shipped_data,
+        tuple(prices or ()),
+        accelerator_data,
     )
     outputs = Outputs(as_json, plot, skypilot)
     if plot is not None:
@@ -128,7 +141,7 @@ async def _ask(request: RankRequest, options: object) -> RankReply:
 
     assert isinstance(options, BusOptions)
     async with connected(options) as bus:
-        if not request.shipped_data:
+        if not (request.shipped_data or request.accelerator_data):
             return await ask(bus, request, training_timeout_s=0.0)
         with stderr_console().status("the advisor learns from the shipped data set"):
             return await ask(bus, request, training_timeout_s=TRAINING_TIMEOUT_S)

@@ -33,6 +33,7 @@ class QueryOptions:
     providers: tuple[str, ...] = ()
     shipped_data: bool = False
     price_sources: tuple[str, ...] = ()
+    accelerator_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def request_for(file: JobYaml, query_options: QueryOptions, directory: Path) -> 
         top=query_options.top,
         providers=query_options.providers or file.providers,
         shipped_data=query_options.shipped_data,
+        accelerator_data=query_options.accelerator_data,
     )
 
 

@@ -31,7 +31,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = ToolParser(
         prog="python -m services.collector.profiler.features",
-        description="Read the features of a training task from its torch module, by one forward pass.",
+        description="Read the features of a training task from its torch module, by one training step.",
     )
     add = parser.add_argument
     add("model", metavar="module:function", help="returns the module, or (module, example_input); or file.py:function")
@@ -56,6 +56,7 @@ def features_of(given: argparse.Namespace) -> TaskFeatures:
         BadDataError: the module cannot be used, or an option makes no sense.
     """
     measured = _measure(given)
+    work = measured.work
     try:
         return TaskFeatures(
             task=given.task or given.model,
@@ -69,6 +70,9 @@ def features_of(given: argparse.Namespace) -> TaskFeatures:
             epochs=given.epochs,
             samples_per_epoch=given.samples_per_epoch,
             forward_flops=measured.forward_flops,
+            step_flops=work.flops if work else 0.0,
+            step_bytes=work.bytes if work else 0.0,
+            step_weight_bytes=work.weight_bytes if work else 0.0,
             attributes=dict(given.attribute),
         )
     except ValidationError as error:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from schemas.accelerators import canonical_name
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.sizes import parse_size
 from services._jobs.sandbox.network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
@@ -153,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--task", help="name of the task; default: the script's")
     add("--parameters", type=number_within(int, 0, 1 << 60), help="trainable parameters: makes steps of bytes sent")
     add("--batch-size", type=number_within(int, 1, 1 << 40), help="per worker")
+    add("--accelerator", metavar="NAME", help="of the GPU that each worker trains on, such as T4; default: none")
     add("--optimizer", help="such as Adam")
     add("--learning-rate", type=number_within(float, 0.0, 1e9), help="at the start")
     add("--epochs", type=number_within(int, 1, 1 << 40), help="of the whole training")
@@ -212,6 +214,8 @@ def _configuration(given: argparse.Namespace, limits: SandboxLimits) -> Configur
         vcpu=limits.cpu_cores or len(os.sched_getaffinity(0)),
         memory_gb=memory_bytes / _GIB,
         network_gbps=(limits.network_bits_per_s or 0) / 1e9,
+        accelerator=canonical_name(given.accelerator or ""),
+        accelerators=1 if given.accelerator else 0,
     )
 
 

@@ -1,8 +1,11 @@
-"""The application features of Table 4.1 out of any `torch.nn.Module`, by one forward pass.
+"""The application features of Table 4.1 out of any `torch.nn.Module`, by one forward pass, and a step's work.
 
 FLOPs are counted by `torch.utils.flop_counter`: matrix products, convolutions and attention, a multiplication with its
 addition as two; what works element by element is left out. Fused kernels that it does not know (oneDNN's recurrent
 layers, the fast path of transformers) are switched off meanwhile, else they would count as nothing.
+
+A training step's bytes are those of the inputs and outputs of each operator of one forward and backward pass, as if no
+two operators shared a kernel: what an eager training moves between a device's memory and its cores.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCH: Final = 2
@@ -37,6 +42,81 @@ class ModuleFeatures:
     input_elements: int
     output_elements: int
     forward_flops: float
+    work: TrainingWork | None
+    """None: a training step of it fails, or has no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWork:
+    """Forward and backward pass, without the optimizer's update."""
+
+    flops: float
+    """Of one sample."""
+    bytes: float
+    """Read and written for one sample, in the module's precision."""
+    weight_bytes: float
+    """Of weights read and gradients written, once a step, whatever the batch."""
+
+
+class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sums bytes of the inputs and outputs of every operator, views aside; those of some storages by themselves."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+        self.of_weights = 0
+        self._weights = {_storage(one) for one in weights}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not func.is_view and not func.name().startswith(_WITHOUT_TRAFFIC):
+            for one in tree_leaves((args, kwargs, output)):
+                if isinstance(one, Tensor):
+                    size = one.numel() * one.element_size()
+                    self.total += size
+                    self.of_weights += size if _storage(one) in self._weights else 0
+        return output
+
+
+_WITHOUT_TRAFFIC: Final = ("aten::empty", "aten::detach", "aten::_unsafe_view")
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - tensors on the meta device have no address
+
+
+def training_work(module: nn.Module, example: Any) -> TrainingWork | None:
+    """Return the work of one training step per sample; None where the output has no gradient.
+
+    Raises:
+        FeatureError: the example has no batch.
+        Exception: whatever the module's forward pass raises in training mode.
+    """
+    batch = _batch_of(list(_tensors(example)))
+    weights = [one for one in module.parameters() if one.requires_grad]
+    evaluated = [part for part in module.modules() if not part.training]
+    states = {name: value.clone() for name, value in module.named_buffers()}
+    gradients = [one.grad for one in weights]
+    flops, moved = FlopCounterMode(display=False), _ByteCounter(weights)
+    try:
+        module.train()
+        with _unfused(), flops, moved:
+            output = _main_output(_call(module, example))
+            if not output.requires_grad:
+                return None
+            output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
+    finally:
+        for part in evaluated:
+            part.training = False
+        for one, gradient in zip(weights, gradients, strict=True):
+            one.grad = gradient
+        with torch.no_grad():
+            for name, value in module.named_buffers():
+                value.copy_(states[name])
+    once = moved.of_weights + sum(one.numel() * one.element_size() for one in weights)
+    return TrainingWork(flops.get_total_flops() / batch, max(moved.total - once, 0) / batch, float(once))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +188,15 @@ def measure(module: nn.Module, example: Any) -> ModuleFeatures:
         sum(_per_sample(tensor, batch) for tensor in inputs),
         _per_sample(_main_output(output), batch),
         flops / batch,
+        _work_or_none(module, example),
     )
+
+
+def _work_or_none(module: nn.Module, example: Any) -> TrainingWork | None:
+    try:
+        return training_work(module, example)
+    except Exception:  # noqa: BLE001 - of the user's module; its other features are known
+        return None
 
 
 def _batch_of(inputs: Sequence[Tensor]) -> int:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from schemas.codec import to_plain
-from schemas.jobs import Configuration, JobRecord
+from schemas.jobs import Configuration, JobRecord, TaskFeatures
 from schemas.message import Message
 from schemas.predictions import (
+    Objective,
     Prediction,
     PredictReply,
     PredictRequest,
+    Question,
     RankReply,
     RankRequest,
     TrainReply,
@@ -32,6 +34,7 @@ from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._jobs.record_files import write_job_file
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.settings_error import UnusableSettingsError
+from services.advisor.core.accelerator_times import ROOFLINE
 from services.advisor.ports import TrainingFailedError, TrainingSet
 from services.advisor.records import Records
 from services.advisor.service import Advisor
@@ -392,7 +395,7 @@ async def test_the_shipped_data_set_is_learned_where_a_question_asks_for_it(
         with pytest.raises(RequestRefusedError, match="first model") as refused:
             await ground.rank(shipped_data=True)
         assert refused.value.code == 503
-        lineage = await advisor.lineages.for_question(shipped_data=True)
+        lineage = await advisor.lineages.for_question(Question(task=TaskFeatures(task="a"), shipped_data=True))
         await until(lambda: lineage.retrain_loop.model is not None)
         assert (await ground.rank(shipped_data=True)).model.records == len(records(TASKS))
         assert len(advisor.records) == 0
@@ -416,6 +419,26 @@ async def test_a_data_set_that_is_not_there(
     with pytest.raises(UnusableSettingsError, match="TURNBUCKLE_ADVISOR__DATASETS"):
         async with ground.advisor(datasets=(name,)):
             pass
+
+
+async def test_the_public_gpu_set_has_a_lineage_of_its_own(ground: Ground) -> None:
+    """It answers a training that never ran; neither the bus's records nor the emulated ones have its records."""
+    task = TaskFeatures(task="mine", steps=100, step_flops=2e10, step_bytes=6e8, step_weight_bytes=3e8)
+    where = Configuration(
+        instance_type="vm", provider="gcp", workers=1, batch_size=32, vcpu=8.0, memory_gb=30.0, accelerator="T4",
+        accelerators=1,
+    )  # fmt: skip
+    question = Question(task=task, configurations=(where,), accelerator_data=True)
+    async with ground.advisor() as advisor:
+        lineage = await advisor.lineages.for_question(question)
+        assert lineage is await advisor.lineages.for_question(question)
+        assert len(lineage.records) > 900
+        assert len(advisor.records) == 0
+        await until(lambda: lineage.retrain_loop.model is not None)
+        asked = {"task": task, "profile": None, "workers": (), "objective": Objective.TIME}
+        reply = await ground.rank(**asked, configurations=(where,), accelerator_data=True)
+    assert [one.configuration.accelerator for one in reply.ranked] == ["T4"]
+    assert f"1 of 1 configurations are known {ROOFLINE}" in reply.warnings
 
 
 async def test_prices_of_a_day(ground: Ground) -> None:

@@ -382,10 +382,12 @@ def test_options_for_the_shipped_data_and_for_providers_reach_the_question(tmp_p
     path = write(tmp_path, "task: a\nproviders: [gcp]\n")
 
     typed = request_for(load_job(path), QueryOptions(providers=("emulated",), shipped_data=True), tmp_path)
+    of_gpus = request_for(load_job(path), QueryOptions(accelerator_data=True), tmp_path)
     plain = request_for(load_job(path), QueryOptions(), tmp_path)
 
     assert (typed.providers, typed.shipped_data) == (("emulated",), True)
-    assert (plain.providers, plain.shipped_data) == (("gcp",), False)
+    assert (plain.providers, plain.shipped_data, plain.accelerator_data) == (("gcp",), False, False)
+    assert (of_gpus.shipped_data, of_gpus.accelerator_data) == (False, True)
 
 
 def test_the_readmes_job_asks_about_train_py(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ export const NESTED = {
  * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
+ * @property {boolean} [accelerator_data]
  */
 
 /**
@@ -1386,6 +1387,7 @@ export const NESTED = {
  * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
+ * @property {boolean} [accelerator_data]
  */
 
 /**
@@ -1527,6 +1529,7 @@ export const NESTED = {
  * @property {Array<string>} [price_sources]
  * @property {Array<string>} [providers]
  * @property {boolean} [shipped_data]
+ * @property {boolean} [accelerator_data]
  * @property {Objective} [objective]
  * @property {number | null} [budget_usd]
  * @property {number | null} [deadline_s]
@@ -1888,6 +1891,9 @@ export const NESTED = {
  * @property {Integer} [samples_per_epoch]
  * @property {Integer} [steps]
  * @property {number} [forward_flops]
+ * @property {number} [step_flops]
+ * @property {number} [step_bytes]
+ * @property {number} [step_weight_bytes]
  * @property {Object} [attributes]
  */
 

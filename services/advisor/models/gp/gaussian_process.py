@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from services.advisor.core.arrays import FloatArray, IntArray
@@ -19,6 +19,8 @@ JITTER: Final = 1e-8
 ITERATIONS: Final = 40
 _BOUND: Final = 12.0
 """Of the logarithms."""
+_UNLIKELY: Final = 1e12
+"""The value where there is none; a search turns back from it."""
 EXACT: Final = 1e-6
 """Noise variance of a row whose own outcome is known: rounding only."""
 
@@ -77,9 +79,12 @@ class MarginalLikelihood:
         return np.asarray(cholesky(total, lower=True, overwrite_a=True, check_finite=False))
 
     def __call__(self, logarithms: FloatArray) -> tuple[float, FloatArray]:
-        """Return the value and its gradient."""
+        """Return the value and its gradient; where the covariance has no factor in floating point, no likely one."""
         parts = self.covariances(logarithms)
-        lower = self.factor(parts)
+        try:
+            lower = self.factor(parts)
+        except LinAlgError:  # far from the prior's mean, which the first step of a search may try
+            return _UNLIKELY, np.zeros_like(logarithms)
         inverse = cho_solve((lower, True), np.eye(len(lower)), check_finite=False)
         weights = inverse @ self._targets
         means, deviations = self._prior

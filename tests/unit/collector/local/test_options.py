@@ -40,6 +40,13 @@ def test_limits_are_the_configuration() -> None:
     assert plan.configuration.batch_size == 32
 
 
+def test_the_gpu_that_the_command_trains_on_has_its_usual_name() -> None:
+    on_gpu = parse(["--workers", "1", "--accelerator", "Tesla T4", "--", "x"]).configuration
+    assert (on_gpu.accelerator, on_gpu.accelerators) == ("T4", 1)
+    without = parse(["--", "x"]).configuration
+    assert (without.accelerator, without.accelerators) == ("", 0)
+
+
 @pytest.mark.parametrize("wrap", [lambda plain: plain, lambda plain: {"event": "result", "features": plain}])
 def test_features_from_a_file_and_options_over_them(tmp_path: Path, wrap) -> None:
     file = tmp_path / "f.json"

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from services.collector.profiler.torch_features import FeatureError, InputShape, count_parameters, leaf_types, measure
+from services.collector.profiler.torch_features import (
+    FeatureError,
+    InputShape,
+    count_parameters,
+    leaf_types,
+    measure,
+    training_work,
+)
 
 
 class Tied(nn.Module):
@@ -175,3 +182,62 @@ def test_made_up_inputs() -> None:
 def test_made_up_inputs_that_make_no_sense(shape: InputShape, words: str) -> None:
     with pytest.raises(FeatureError, match=words):
         shape.example()
+
+
+# -- the work of a training step ------------------------------------------------------------------------------------
+
+
+def test_a_steps_work_is_counted_by_hand() -> None:
+    """Of a linear layer without bias: three products, of which the input's gradient is not needed; float32."""
+    layer = nn.Linear(30, 20, bias=False)
+    for batch in (2, 8):
+        work = training_work(layer, torch.zeros(batch, 30))
+        assert work is not None
+        assert work.flops == 2 * 2 * 30 * 20
+        assert work.weight_bytes == 2 * 4 * 30 * 20  # the weights are read, their gradients are written
+        # Input and output; for a loss, the output and its gradient; the gradient and the input for the weights'.
+        assert work.bytes == 4 * ((30 + 20) + (20 + 20) + (20 + 30))
+
+
+def test_a_steps_work_per_sample_does_not_depend_on_the_batch() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    small, large = (training_work(network, torch.zeros(batch, 3, 8, 8)) for batch in (4, 32))
+    assert small is not None
+    assert large is not None
+    assert small.flops == large.flops
+    assert small.bytes == pytest.approx(large.bytes, rel=0.05)
+
+
+def test_counting_a_step_leaves_the_module_as_it_was() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    network[2].eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    training_work(network, torch.randn(8, 4))
+    assert [part.training for part in network] == [True, True, False]
+    assert all(one.grad is None for one in network.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_on_the_meta_device_it_is_the_same() -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    here = training_work(layer, torch.zeros(2, 16, 64))
+    assert here == training_work(layer.to("meta"), torch.zeros(2, 16, 64, device="meta"))
+
+
+class _WithoutGradient(nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values.argmax(dim=1)
+
+
+class _OnlyInEvaluation(nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise RuntimeError("not in training")
+        return values
+
+
+@pytest.mark.parametrize("module", [_WithoutGradient(), _OnlyInEvaluation()])
+def test_a_module_that_cannot_be_trained_has_its_other_features(module: nn.Module) -> None:
+    measured = measure(module, torch.zeros(2, 5))
+    assert measured.work is None
+    assert measured.input_elements == 5

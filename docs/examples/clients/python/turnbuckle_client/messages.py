@@ -429,6 +429,7 @@ class AdviceExplainRequest(TypedDict):
     price_sources: NotRequired[list[str]]
     providers: NotRequired[list[str]]
     shipped_data: NotRequired[bool]
+    accelerator_data: NotRequired[bool]
 
 
 class AggregatedRange(TypedDict):
@@ -1603,6 +1604,7 @@ class PredictRequest(TypedDict):
     price_sources: NotRequired[list[str]]
     providers: NotRequired[list[str]]
     shipped_data: NotRequired[bool]
+    accelerator_data: NotRequired[bool]
 
 
 class Prediction(TypedDict):
@@ -1742,6 +1744,7 @@ class RankRequest(TypedDict):
     price_sources: NotRequired[list[str]]
     providers: NotRequired[list[str]]
     shipped_data: NotRequired[bool]
+    accelerator_data: NotRequired[bool]
     objective: NotRequired[Objective]
     budget_usd: NotRequired[float | None]
     deadline_s: NotRequired[float | None]
@@ -2093,6 +2096,9 @@ class TaskFeatures(TypedDict):
     samples_per_epoch: NotRequired[int]
     steps: NotRequired[int]
     forward_flops: NotRequired[float]
+    step_flops: NotRequired[float]
+    step_bytes: NotRequired[float]
+    step_weight_bytes: NotRequired[float]
     attributes: NotRequired[dict[str, Any]]
 
 
