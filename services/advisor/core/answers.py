@@ -32,6 +32,7 @@ from services.advisor.core.accelerator_times import Estimate as AcceleratorEstim
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.encoder import configuration_key
+from services.advisor.core.local_runs import NO_ACCELERATOR_RUN
 from services.advisor.core.measured_links import missing_link
 from services.advisor.core.memory_fit import memory_fit
 from services.advisor.core.questions import BadQuestionError, CompletedQuestion, MeasuredTasks, complete, question_table
@@ -49,10 +50,6 @@ _NEIGHBOURS: Final = 3
 OVER_BUDGET, TOO_LATE, NO_PRICE = "over budget", "too late", "no price"
 INTERRUPTED = "interrupted too often"
 WILL_NOT_FIT, NOT_KNOWN = "will not fit", "not known"
-NO_ACCELERATOR_RUN: Final = (
-    "no measured training links a run without accelerators to one on them: give the work of a step and its batch "
-    "(turnbuckle features --batch-size), or one run on an accelerator"
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,11 @@ decade differ by less than a factor of 1.8 in 19 of 20 cases."""
 REPEATED_DEVIATION: Final = 0.05
 """The same of two calibrations of equal cores."""
 
+NO_ACCELERATOR_RUN: Final = (
+    "no measured training links a run without accelerators to one on them: give the work of a step and its batch "
+    "(turnbuckle features --batch-size), or one run on an accelerator"
+)
+
 
 def cores_used(profile: RunProfile) -> float:
     """Return the cores that each worker keeps busy, at most its limit; the limit where nothing was sampled."""
@@ -89,8 +94,11 @@ def missing_local_link(local: Configuration, machines: Iterable[Configuration]) 
     accelerator = canonical_name(local.accelerator)
     with_it = [one for one in known if canonical_name(one.accelerator) == accelerator]
     if not with_it:
-        here = f"with {accelerator}" if accelerator else "without accelerators"
-        return f"the local run was made {here}, and no such machine was measured: run one job on a measured one"
+        if not accelerator:
+            return NO_ACCELERATOR_RUN
+        return (
+            f"the local run was made with {accelerator}, and no such machine was measured: run a job on a measured one"
+        )
     if local.vcpu and any(one.vcpu for one in with_it):
         return ""
     return (

@@ -20,7 +20,7 @@ from schemas.predictions import MAX_CONFIGURATIONS, Question
 from schemas.runs import RunEnd, RunProfile
 from services.advisor.core.accelerator_times import AcceleratorTimes
 from services.advisor.core.arrays import TextArray
-from services.advisor.core.catalogue import Listing
+from services.advisor.core.catalogue import Listing, Machine
 from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
 from services.advisor.core.local_runs import (
     LocalRunElsewhere,
@@ -31,7 +31,9 @@ from services.advisor.core.local_runs import (
     same_place,
     speed_ratio,
 )
+from services.advisor.core.measured_links import missing_link
 from services.advisor.core.table import Table, build
+from services.advisor.core.training_range import is_within
 from services.advisor.core.whole_job_duration import whole_job_duration
 
 EMULATED: Final = "emulated"
@@ -164,8 +166,8 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
     configurations = question.configurations
     if not configurations:
         providers, noted = _providers(question, listing, measured)
-        configurations = _all(question, listing, measured, (task, providers))
-        warnings += noted
+        configurations, fewer = _all(question, listing, measured, (task, providers))
+        warnings += [*noted, *fewer]
     configurations = tuple(_as_measured(one, listing, measured, task.task) for one in configurations)
     pairs = [_priced(one, listing, measured) for one in configurations]
     recorded = tuple(_without_provider(one, measured) for one, _ in pairs)
@@ -315,8 +317,8 @@ def _providers(question: Question, listing: Listing, measured: MeasuredTasks) ->
 
 def _all(
     question: Question, listing: Listing, measured: MeasuredTasks, scope: tuple[TaskFeatures, frozenset[str]]
-) -> tuple[Configuration, ...]:
-    """All machines of some providers, times workers, times batch sizes."""
+) -> tuple[tuple[Configuration, ...], tuple[str, ...]]:
+    """Return all machines of some providers, times workers, times batch sizes, and a warning if some are left out."""
     task, providers = scope
     machines = [(provider, name) for provider, name in sorted(listing.machines) if provider in providers]
     if not machines:
@@ -324,13 +326,22 @@ def _all(
     workers = question.workers or DEFAULT_WORKERS
     batches = question.batch_sizes or measured.batch_sizes.get(task.task, ()) or (0,)
     variants = [(where, one) for where in machines for one in _attributes_on(where, measured, task.task)]
+    fewer: tuple[str, ...] = ()
     if (count := len(variants) * len(workers) * len(batches)) > MAX_CONFIGURATIONS:
-        raise BadQuestionError(
-            f"{count} configurations are too many: at most {MAX_CONFIGURATIONS}; "
-            "name fewer machines, workers or batch sizes"
+        near = [one for one in variants if _is_near(listing.machines[one[0]][0], one[0], measured)]
+        if not near or len(near) * len(workers) * len(batches) > MAX_CONFIGURATIONS:
+            raise BadQuestionError(
+                f"{count} configurations are too many: at most {MAX_CONFIGURATIONS}; "
+                "name fewer machines, workers or batch sizes"
+            )
+        names = {where for where, _ in variants} - {where for where, _ in near}
+        left_out = (
+            f"{len(names)} of {len(machines)} listed machines are far from all that were measured and are left out: "
+            f"with them {count} configurations would be too many (name machines to ask about them)"
         )
+        fewer, variants = (left_out,), near
     try:
-        return tuple(
+        found = tuple(
             Configuration(
                 instance_type=name, provider=provider, workers=number, batch_size=batch, attributes=dict(attributes)
             )
@@ -340,6 +351,19 @@ def _all(
         raise BadQuestionError(
             "workers must be at least 1 (and at most 100,000), and batch sizes not negative"
         ) from error
+    return found, fewer
+
+
+def _is_near(machine: Machine, where: MachineKey, measured: MeasuredTasks) -> bool:
+    """Whether a listed machine was measured, has one accelerator, or lies within the sizes that were measured."""
+    known = measured.newest_of_machines()
+    if _measured_machine(where, measured) is not None or machine.accelerators == 1:
+        return True
+    place = Configuration(
+        instance_type=where[1], provider=where[0], workers=1, vcpu=machine.vcpu, accelerator=machine.accelerator
+    )
+    sizes = ([one.vcpu for one in known], machine.vcpu), ([one.memory_gb for one in known], machine.memory_gb)
+    return not missing_link(place, known) and all(is_within(value, of) for of, value in sizes)
 
 
 def _measured_machine(where: MachineKey, measured: MeasuredTasks) -> MeasuredMachine | None:

@@ -7,7 +7,7 @@ more is not (decision 0037).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,12 @@ _QUANTITIES: Final = {
     "parameters": ("task.parameter_count",),
 }
 """Features whose product each quantity is, by name."""
+
+
+def is_within(value: float, measured: Iterable[float]) -> bool:
+    """Whether a quantity is not far outside of the measured ones; also where it, or all of those, are not known (0)."""
+    known = [one for one in measured if one]
+    return not (known and value) or min(known) / BEYOND <= value <= max(known) * BEYOND
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,8 @@ def test_a_left_out_model_is_best_known_by_the_ratio_of_devices(summaries: list[
 
 
 def test_a_left_out_size_of_a_known_model_is_known_within_a_tenth(public: list[JobRecord]) -> None:
-    assert found(evaluated(with_kin(public)), MODEL_RUN, RATIO).median < 0.1
+    some = with_kin(public)[::3]  # all take a quarter of a minute: `make bench-advisor ARGS=--accelerators`
+    assert found(evaluated(some), MODEL_RUN, RATIO).median < 0.1
 
 
 def test_arithmetic_and_memory_traffic_add_up(summaries: list[Summary]) -> None:

@@ -137,7 +137,7 @@ def test_the_coverage_is_that_of_local_runs_elsewhere(trained: GpModel) -> None:
         ({}, {"vcpu": 4.0}, ""),
         ({"vcpu": 0.0}, {"vcpu": 4.0}, "the cores of the local run"),
         ({}, {"vcpu": 0.0}, "the cores of the local run"),
-        ({}, {"vcpu": 4.0, "accelerator": "T4"}, "without accelerators"),
+        ({}, {"vcpu": 4.0, "accelerator": "T4"}, "no measured training links a run without accelerators"),
         ({"accelerator": "V100"}, {"accelerator": "T4"}, "with V100"),
         ({"accelerator": "NVIDIA_TESLA_T4"}, {"accelerator": "T4", "vcpu": 4.0}, ""),
         ({"instance_type": "n1", "provider": "gcp", "vcpu": 0.0}, {}, ""),

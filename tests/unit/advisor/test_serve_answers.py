@@ -17,7 +17,7 @@ from schemas.runs import RunEnd
 from services.advisor.core.answers import ModelContext, best_first, explain, pareto_front, predict, rank
 from services.advisor.core.catalogue import Listing, Machine
 from services.advisor.core.encoder import Encoder
-from services.advisor.core.questions import BadQuestionError, MeasuredTasks, complete, question_table
+from services.advisor.core.questions import BadQuestionError, MeasuredMachine, MeasuredTasks, complete, question_table
 from services.advisor.core.spot import SpotTerms, expected_duration_s
 from services.advisor.core.table import build
 from tests.support.fake_model import FakeModel
@@ -299,6 +299,28 @@ def test_an_unknown_machine_that_is_described_is_answered_without_cost() -> None
     (one,) = predict(PredictRequest(task=features("a"), configurations=(mine,)), advice()).predictions
 
     assert (one.time_s.median, one.cost_usd) == (450.0, None)
+
+
+def test_of_too_many_machines_those_far_from_all_measured_ones_are_left_out() -> None:
+    """A region's list has hundreds of types; with four numbers of workers they are more than one answer has."""
+    day = Price(usd_per_hour=1.0, as_of=DAY, source="test")
+    sizes = {f"vm-{vcpu}-{kind}": float(vcpu) for vcpu in (1, 2, 4, 8, 64) for kind in range(120)}
+    gpus = {"one-gpu": 1, "eight-gpus": 8}
+    machines = {("gcp", name): (Machine(name, vcpu, 4.0 * vcpu, 1.0), day) for name, vcpu in sizes.items()}
+    machines |= {
+        ("gcp", name): (Machine(name, 8.0, 32.0, 1.0, accelerator="T4", accelerators=count), day)
+        for name, count in gpus.items()
+    }
+    one = Configuration(instance_type="vm-2-0", provider="gcp", workers=1, vcpu=2.0, memory_gb=8.0)
+    known = MeasuredTasks(providers=frozenset({"gcp"}), machines={("gcp", "vm-2-0"): MeasuredMachine(one, {}, ({},))})
+    found = complete(asked(workers=(1, 2, 4, 8)), Listing(machines), known)
+    assert {one.instance_type for one in found.configurations} == {
+        name for name, vcpu in sizes.items() if vcpu <= 4.0
+    } | {"one-gpu"}
+    (warning,) = [text for text in found.warnings if "left out" in text]
+    assert warning.startswith("241 of 602 listed machines")
+    with pytest.raises(BadQuestionError, match="2408 configurations are too many"):
+        complete(asked(workers=(1, 2, 4, 8)), Listing(machines), MeasuredTasks(providers=frozenset({"gcp"})))
 
 
 def test_a_known_task_brings_its_features_and_its_local_run_along() -> None:
