@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.predictions import Objective
-from tests.bench import advisor_figures, advisor_report
+from tests.bench import advisor_figures, advisor_local_runs, advisor_report
 from tests.bench.advisor_data import DEFAULT_DATA, SETS, DataSet, MissingDataError
 from tests.bench.advisor_models import RANKERS, REGRESSORS, RENAMED, SEARCHES
 from tests.bench.advisor_runs import PROTOCOLS, Job, Plan, measured, planned
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         help="leave applications out of the networks in so many groups (%(default)s)",
     )
     parser.add_argument("--resume", action="store_true", help="keep parts that were measured before on the same data")
+    parser.add_argument("--local-runs", action="store_true", help="ten local runs that are cut; has options of its own")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     return parser
 
@@ -157,6 +158,8 @@ def summary(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure and report; 69 where there is no data."""
+    if "--local-runs" in sys.argv[1:]:
+        return advisor_local_runs.main([one for one in sys.argv[1:] if one != "--local-runs"])
     order = parse(sys.argv[1:])
     machine = this_machine()
     say(machine.line)
