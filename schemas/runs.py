@@ -94,7 +94,9 @@ class CpuContention(Message):
     other_cores: NonNegativeFloat
     """Processors that other work used."""
     own_cores: NonNegativeFloat
-    """Processors that the workers and the profiler used."""
+    """Processors that the workers used."""
+    limit_cores: PositiveFloat
+    """Processors that the workers may use: the sum of their limits, or those of the machine."""
     steal_share: Share = 0.0
     """Of the processor time that was wanted, what the hypervisor gave to other guests (proc_stat(5))."""
     wait_share: Share | None = None
@@ -106,12 +108,12 @@ class CpuContention(Message):
     def lost_share(self) -> float:
         """Of the run's duration, at most so much was lost to other work: on a quiet machine it is shorter by this.
 
-        No more than the waiting; nor, as workers also wait for each other, than what the processors that others used
-        would add to their own.
+        No more than the waiting. On a quiet machine the workers would use what others used here, too, and no more than
+        their limit: waiting for each other, or while the limit would have stopped them, loses nothing.
         """
-        used = self.own_cores + self.other_cores
-        waited = min(self.wait_share or 0.0, self.other_cores / used if used > 0 else 0.0)
-        return 1.0 - (1.0 - waited) * (1.0 - self.steal_share)
+        quiet_cores = min(self.own_cores + self.other_cores, self.limit_cores)
+        bound = 1.0 - self.own_cores / quiet_cores if 0 < self.own_cores < quiet_cores else 0.0
+        return 1.0 - (1.0 - min(self.wait_share or 0.0, bound)) * (1.0 - self.steal_share)
 
     @property
     def is_high(self) -> bool:

@@ -51,9 +51,9 @@ class FakeWorkers:
         return [Counters(elapsed_s, elapsed_s, 1 << 20, 0, int(1000 * elapsed_s)) for _ in self.names]
 
     def contention(self, elapsed_s: float) -> ContentionCounters:
-        """Other work uses half a core, and each worker waits for a quarter of the time."""
+        """Other work uses a quarter of a core; the workers use half a one, and wait for a third of the time."""
         return ContentionCounters(
-            elapsed_s, MachineTime(2.5 * elapsed_s, 0.0), 2.0 * elapsed_s, ThreadTime(2.0 * elapsed_s, elapsed_s), 0.0
+            elapsed_s, MachineTime(0.75 * elapsed_s, 0.0), 0.5 * elapsed_s, ThreadTime(2.0 * elapsed_s, elapsed_s), 0.0
         )
 
     def _end(self, number: int, code: int) -> None:

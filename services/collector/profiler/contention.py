@@ -25,7 +25,7 @@ class MachineTime(NamedTuple):
     """Times of all processors since boot, added up, seconds (proc_stat(5))."""
 
     busy_s: float
-    """user, nice, system, irq, softirq; guests are in user."""
+    """user, nice, system, irq, softirq, less the profiler's own; guests are in user."""
     steal_s: float
     """Wanted here, and given to other guests of the hypervisor."""
 
@@ -36,7 +36,7 @@ class ContentionCounters(NamedTuple):
     elapsed_s: float
     machine: MachineTime
     own_s: float
-    """Processor time of the workers' control groups, and of the profiler."""
+    """Processor time of the workers' control groups."""
     threads: ThreadTime | None
     """None: the kernel counts no waiting."""
     throttled_s: float
@@ -70,13 +70,16 @@ class ThreadTimes:
         return ThreadTime(self.ran_s, self.waited_s) if self.ran_s > 0 else None
 
 
-def contention_between(first: ContentionCounters, last: ContentionCounters, cores: int) -> CpuContention | None:
+def contention_between(
+    first: ContentionCounters, last: ContentionCounters, cores: int, limit_cores: float | None = None
+) -> CpuContention | None:
     """Return what other work took between two times; None if no time has passed.
 
     Args:
         first: At the earlier time.
         last: At the later one.
         cores: Processors of the machine, at least 1.
+        limit_cores: Sum of the workers' limits; None: unlimited.
     """
     elapsed_s = last.elapsed_s - first.elapsed_s
     if elapsed_s <= 0:
@@ -89,6 +92,7 @@ def contention_between(first: ContentionCounters, last: ContentionCounters, core
         # Ticks of 10 ms: over a short time more may be counted than there was.
         other_cores=min(max(0.0, busy_s - own_s) / elapsed_s, float(cores)),
         own_cores=own_s / elapsed_s,
+        limit_cores=min(limit_cores or cores, float(cores)),
         steal_share=steal_s / (busy_s + steal_s) if steal_s > 0 else 0.0,
         wait_share=_wait_share(first, last),
     )

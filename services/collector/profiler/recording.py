@@ -237,7 +237,9 @@ class LocalRun:
             workers=series_of(self._recordings),
             load_average=self.load_average,
             reason=self.reason,
-            contention=contention_between(self._contention[0], self._contention[-1], os.cpu_count() or 1),
+            contention=contention_between(
+                self._contention[0], self._contention[-1], os.cpu_count() or 1, plan.cpu_cores
+            ),
         )
         return with_estimates(recorded, self.choice.pace)
 

@@ -156,10 +156,11 @@ class LocalWorkers:
         """
         samples = [sample for sandbox in self._made if (sample := sandbox.sample()) is not None]
         self._threads.add(read_threads(pid for sandbox in self._made for pid in sandbox.process_ids()))
+        machine = read_machine()
         return ContentionCounters(
             elapsed_s,
-            read_machine(),
-            sum(sample.cpu_s for sample in samples) + time.process_time(),
+            machine._replace(busy_s=machine.busy_s - time.process_time()),
+            sum(sample.cpu_s for sample in samples),
             self._threads.total,
             sum(sample.throttled_s for sample in samples),
         )

@@ -6,7 +6,7 @@ import torch
 
 from tests.bench.local_runs.bar_text import Bar
 
-EPOCHS, BATCH = 24, 32
+EPOCHS, BATCH = 60, 32
 
 
 def train() -> None:

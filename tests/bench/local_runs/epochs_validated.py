@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-EPOCHS, BATCH = 60, 64
+EPOCHS, BATCH = 130, 64
 
 
 def train() -> None:

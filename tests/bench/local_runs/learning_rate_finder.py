@@ -6,7 +6,7 @@ import torch
 
 from tests.bench.local_runs.bar_text import Bar
 
-EPOCHS, BATCH, LENGTH, TRIALS = 13, 32, 24, 100
+EPOCHS, BATCH, LENGTH, TRIALS = 24, 32, 24, 100
 
 
 def step(model: torch.nn.GRU, optimizer: torch.optim.Optimizer) -> float:

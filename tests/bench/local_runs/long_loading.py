@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-EPOCHS, SHARDS, BATCH = 14, 10, 32
+EPOCHS, SHARDS, BATCH = 24, 10, 32
 
 
 def load() -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.neural_network import MLPRegressor
 
-STEPS = 2_400
+STEPS = 4_000
 
 
 def train() -> None:

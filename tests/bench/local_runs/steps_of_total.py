@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-STEPS, BATCH, EVERY = 80_000, 256, 200
+STEPS, BATCH, EVERY = 160_000, 256, 200
 
 
 def train() -> None:

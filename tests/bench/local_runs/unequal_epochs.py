@@ -14,7 +14,7 @@ def train() -> None:
     teacher = [chance.gauss(0.0, 1.0) for _ in range(FEATURES)]
     weights = [0.0] * FEATURES
     for epoch in range(1, EPOCHS + 1):
-        wrong, samples = 0, chance.randint(33_000, 99_000)
+        wrong, samples = 0, chance.randint(50_000, 150_000)
         for _ in range(samples):
             inputs = [chance.random() - 0.5 for _ in range(FEATURES)]
             label = sum(map(float.__mul__, teacher, inputs)) > 0

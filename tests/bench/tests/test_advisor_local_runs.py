@@ -16,7 +16,7 @@ MACHINE = Machine("a processor", 2, 8.0, "6.1", "cgroup v1", "3.11", (0.0, 0.0, 
 
 
 def profile(end: RunEnd, duration_s: float, lost: float = 0.0, **told: float) -> RunProfile:
-    contention = CpuContention(cores=2, other_cores=2 * lost, own_cores=2 * (1 - lost), wait_share=lost)
+    contention = CpuContention(cores=2, other_cores=2 * lost, own_cores=2 * (1 - lost), limit_cores=2, wait_share=lost)
     place = Configuration(instance_type="local", workers=1, attributes=dict(told))
     return RunProfile(
         run="r",

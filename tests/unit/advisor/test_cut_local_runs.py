@@ -280,7 +280,8 @@ def test_of_a_busy_machine_the_interval_holds_both_ends_of_what_a_quiet_one_take
     end = RunEnd.FINISHED if finished else RunEnd.TIMED_OUT
     told = {"startup_s": STARTUP_S, "whole_run_s": 100.0, "rate_error": 0.02, "steps_per_s": 1.0}
     quiet = local_run(task, end, 100.0 if finished else 20.0, **told)
-    contention = CpuContention(cores=2, other_cores=2.0 * waited, own_cores=2.0 * (1.0 - waited), wait_share=waited)
+    used = 2.0 * (1.0 - waited)
+    contention = CpuContention(cores=2, other_cores=2.0 * waited, own_cores=used, limit_cores=2, wait_share=waited)
     plain = whole_job_duration(task, quiet)
     found = whole_job_duration(task, quiet.model_copy(update={"contention": contention}))
     half = 2.0 * math.sqrt(found.log_variance)
@@ -293,8 +294,8 @@ def test_of_a_busy_machine_the_interval_holds_both_ends_of_what_a_quiet_one_take
 
 def test_a_local_run_of_a_busy_machine_is_warned_of(trained: GpModel) -> None:
     job = delta(LONG)
-    busy = CpuContention(cores=2, other_cores=1.3, own_cores=0.7, wait_share=0.35)
-    quiet = CpuContention(cores=2, other_cores=0.1, own_cores=1.0, wait_share=0.02)
+    busy = CpuContention(cores=2, other_cores=1.3, own_cores=0.7, limit_cores=2, wait_share=0.35)
+    quiet = CpuContention(cores=2, other_cores=0.1, own_cores=1.0, limit_cores=2, wait_share=0.02)
     for contention, warned in ((busy, True), (quiet, False), (None, False)):
         profile = cut_with_its_rate(job).model_copy(update={"contention": contention})
         said = [one for one in ask(trained, job, profile).warnings if "busy" in one]

@@ -540,6 +540,7 @@ export const NESTED = {
  * @property {number} cores
  * @property {number} other_cores
  * @property {number} own_cores
+ * @property {number} limit_cores
  * @property {number} [steal_share]
  * @property {number | null} [wait_share]
  */

@@ -68,6 +68,17 @@ def test_workers_that_wait_for_each_other_lose_nothing_to_other_work() -> None:
     assert not found.is_high
 
 
+def test_waiting_while_a_limit_would_have_stopped_them_loses_nothing() -> None:
+    """A worker of half a core gets it, however often it waits for it."""
+    last = counters(100.0, 150.0, 50.0, (50.0, 40.0), throttled_s=10.0)
+    limited, free = (contention_between(counters(0.0, 0.0, 0.0), last, 2, limit) for limit in (0.5, None))
+
+    assert limited is not None
+    assert free is not None
+    assert limited.wait_share == free.wait_share == pytest.approx(3 / 8)
+    assert (limited.lost_share, free.lost_share) == (0.0, pytest.approx(3 / 8))
+
+
 def test_a_kernel_that_counts_no_waiting_leaves_the_share_unknown() -> None:
     found = contention_between(counters(0.0, 0.0, 0.0), counters(10.0, 15.0, 5.0), 2)
 
@@ -82,18 +93,22 @@ def test_a_kernel_that_counts_no_waiting_leaves_the_share_unknown() -> None:
     elapsed_s=st.floats(1e-3, 1e6),
     values=st.tuples(seconds, seconds, seconds, seconds, seconds, seconds),
     cores=st.integers(1, 512),
+    share=st.floats(0.01, 1.0),
 )
-def test_shares_are_shares_whatever_is_counted(elapsed_s: float, values: tuple[float, ...], cores: int) -> None:
+def test_shares_are_shares_whatever_is_counted(
+    elapsed_s: float, values: tuple[float, ...], cores: int, share: float
+) -> None:
+    limit = share * cores
     busy_s, own_s, ran_s, waited_s, steal_s, throttled_s = values
     last = counters(elapsed_s, busy_s, own_s, (ran_s, waited_s), steal_s=steal_s, throttled_s=throttled_s)
-    found = contention_between(counters(0.0, 0.0, 0.0), last, cores)
+    found = contention_between(counters(0.0, 0.0, 0.0), last, cores, limit)
 
     assert found is not None
     assert 0.0 <= found.other_cores <= cores
     assert 0.0 <= found.lost_share <= 1.0
-    # the same work on the processors that others used, too, takes no less than this
-    quiet = 1.0 - found.steal_share
-    assert (1.0 - found.lost_share) * (own_s + found.other_cores * elapsed_s) >= quiet * own_s * (1.0 - 1e-9)
+    # the same work on the processors that others used, too, and within the limit, takes no less than this
+    quiet, most_s = 1.0 - found.steal_share, min(own_s + found.other_cores * elapsed_s, limit * elapsed_s)
+    assert (1.0 - found.lost_share) * most_s >= quiet * min(own_s, most_s) - 1e-9 * most_s
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), min_size=1, max_size=20), st.integers(1, 7))
@@ -137,4 +152,4 @@ def test_this_machines_files() -> None:
 
 def test_a_message_of_shares_refuses_what_is_none() -> None:
     with pytest.raises(ValueError, match="wait_share"):
-        CpuContention(cores=2, other_cores=1, own_cores=1, wait_share=1.5)
+        CpuContention(cores=2, other_cores=1, own_cores=1, limit_cores=2, wait_share=1.5)

@@ -145,17 +145,17 @@ def test_exit_codes_in_words() -> None:
 
 
 async def test_what_other_work_took_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half a core of other work; the workers' threads waited for a third of the time in which they were ready."""
+    """A quarter of a core of other work; the workers' threads waited for a third of the time in which they were ready."""
     plan = plan_of(tmp_path)
     run, profile = await lived(plan, FakeWorkers(ends=[(11, 0), (12, 0)]))
     assert profile.contention is not None
-    assert profile.contention.other_cores == pytest.approx(0.5)
+    assert profile.contention.other_cores == pytest.approx(0.25)
     assert profile.contention.wait_share == pytest.approx(1 / 3)
     with Journal(tmp_path) as journal:
         assert await finish(plan, run, journal, None) == 0
     said = capsys.readouterr()
     result = json.loads(said.out.splitlines()[-1])
-    assert result["contention"]["other_cores"] == pytest.approx(0.5)
-    assert result["contention"]["lost_share"] == pytest.approx(0.2)  # no more than 0.5 cores would add to 2
+    assert result["contention"]["other_cores"] == pytest.approx(0.25)
+    assert result["contention"]["lost_share"] == pytest.approx(1 / 3)
     assert "the workers waited for a core 33 % of the time" in said.err
     assert "profile again on a quiet one" in said.err

@@ -783,6 +783,7 @@ class CpuContention(TypedDict):
     cores: float
     other_cores: float
     own_cores: float
+    limit_cores: float
     steal_share: NotRequired[float]
     wait_share: NotRequired[float | None]
 
