@@ -145,7 +145,7 @@ def test_exit_codes_in_words() -> None:
 
 
 async def test_what_other_work_took_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A quarter of a core of other work; the workers' threads waited for a third of the time in which they were ready."""
+    """A quarter of a core of other work; the workers' threads waited for a third of the time they were ready."""
     plan = plan_of(tmp_path)
     run, profile = await lived(plan, FakeWorkers(ends=[(11, 0), (12, 0)]))
     assert profile.contention is not None
