@@ -214,7 +214,7 @@ def draw(outcomes: Sequence[LocalRunOutcome], caption: str, path: Path) -> Path:
 
 def record_of(outcomes: Sequence[LocalRunOutcome], machine: Any) -> dict[str, Any]:
     """The record as JSON, with the table for `scripts.generate_figures`."""
-    table = {"machine": f"{machine.line}; {_today()}", "columns": COLUMNS, "rows": rows(outcomes)}
+    table = {"machine": machine.line, "columns": COLUMNS, "rows": rows(outcomes)}
     runs = [asdict(one) | {"inside": one.inside} for one in outcomes]
     return {"machine": machine.as_dict(), "cpus": CPUS, "level": LEVEL, "runs": runs, "tables": {"local-runs": table}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-EPOCHS, BATCH = 130, 64
+EPOCHS, BATCH = 380, 64
 
 
 def train() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-EPOCHS, SHARDS, BATCH = 24, 10, 32
+EPOCHS, SHARDS, BATCH = 45, 10, 32
 
 
 def load() -> torch.Tensor:
@@ -15,7 +15,7 @@ def load() -> torch.Tensor:
     random = np.random.default_rng(4)
     shards = []
     for shard in range(1, SHARDS + 1):
-        signals = random.standard_normal((900, 4_096)).cumsum(1)
+        signals = random.standard_normal((1_800, 4_096)).cumsum(1)
         shards.append(np.log1p(np.abs(np.fft.rfft(signals))[:, :256]))
         print(f"loading shard {shard}/{SHARDS}")
     return torch.tensor(np.concatenate(shards), dtype=torch.float32)
