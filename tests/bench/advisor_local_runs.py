@@ -39,7 +39,7 @@ SCRIPTS: Final = {
     "epochs_validated": "line per epoch, after its validation",
     "steps_of_total": "line each 200 steps, of a total",
     "bars_per_epoch": "tqdm bar per epoch, one per validation",
-    "long_loading": "shards loaded first, then torchvision's lines",
+    "long_loading": "shards loaded first, then torchvision's lines; --epochs",
     "unequal_epochs": "line per epoch; epochs of 0.5 to 1.5 times the mean",
     "learning_rate_finder": "bar of a learning-rate finder, then Lightning's bars",
     "progress_file": "TURNBUCKLE_PROGRESS_FILE",
@@ -48,6 +48,8 @@ SCRIPTS: Final = {
     "slow_first_epoch": "line per epoch; the first computes the features",
 }
 """How each script prints its progress."""
+OPTIONS: Final = {"long_loading": ("--epochs", "45")}
+"""Of the profile: what a script's output does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def profiled(script: str, kind: str, seconds: float | None = None) -> RunProfile
     folder = (PARTS / script / kind).absolute()
     options = ["--no-bus", "--workers", "1", "--cpus", str(CPUS), "--out", str(folder)]
     options += ["--seconds", f"{seconds or WITHIN_S:.1f}", "--interval", f"{min(1.0, (seconds or WITHIN_S) / 11):.2f}"]
+    options += OPTIONS.get(script, ())
     command = [sys.executable, "-m", f"tests.bench.local_runs.{script}"]
     done = subprocess.run(
         [sys.executable, "-m", "services.collector.profiler.run", *options, "--", *command],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-STEPS, BATCH, SHORTEST, LONGEST = 5_000, 16, 8, 64
+STEPS, BATCH, SHORTEST, LONGEST = 8_000, 16, 8, 64
 
 
 def train() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from tests.bench.local_runs.bar_text import Bar
 
-EPOCHS, BATCHES, ACCUMULATED, BATCH, LENGTH = 3, 1_000, 4, 16, 32
+EPOCHS, BATCHES, ACCUMULATED, BATCH, LENGTH = 3, 1_800, 4, 16, 32
 
 
 def train() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-EPOCHS, BATCHES, BATCH = 300, 150, 64
+EPOCHS, BATCHES, BATCH = 600, 60, 64
 
 
 def features(number: int) -> torch.Tensor:
