@@ -196,22 +196,24 @@ def draw(outcomes: Sequence[LocalRunOutcome], caption: str, path: Path) -> Path:
     figure, axes = panels(1, (7, 5.4))
     marks = {0.1: "o", 0.2: "s", 0.3: "^"}
     ends = [one.true_s for one in outcomes]
-    for one in outcomes:
+    for number, one in enumerate(outcomes, start=1):
         if one.predicted_s is None or one.low_s is None or one.high_s is None:
             continue
         ends += [one.low_s, one.high_s]
         colour = "tab:blue" if one.inside else "tab:red"
         around = [[one.predicted_s - one.low_s], [one.high_s - one.predicted_s]]
         axes.errorbar(one.true_s, one.predicted_s, around, fmt=marks[one.share], color=colour, capsize=3, markersize=5)
-        axes.annotate(
-            one.script.replace("_", " "), (one.true_s, one.predicted_s), (5, 4), textcoords="offset points", fontsize=7
-        )
+        axes.annotate(str(number), (one.true_s, one.predicted_s), (5, 4), textcoords="offset points", fontsize=8)
+        axes.plot([], [], marks[one.share], color=colour, label=f"{number}: {one.script.replace('_', ' ')}")
     limits = [0.9 * min(ends), 1.1 * max(ends)]
     axes.plot(limits, limits, color="grey", linestyle=":", label="predicted = true")
     for share, mark in marks.items():
         axes.plot([], [], mark, color="grey", label=f"cut at {share:.0%}")
     axes.set(xlabel="true, s", ylabel="predicted, s", xscale="log", yscale="log", xlim=limits, ylim=limits)
-    axes.legend(fontsize=8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+    axes.legend(fontsize=7)
     return save(figure, caption, path)
 
 
