@@ -151,7 +151,7 @@ bench-thorn-storm: $(STAMP_DEV)  ## What a storm of edge faults costs per fault,
 bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, and restarted instead (about 25 minutes; --quick: 6)
 	$(BIN)/python -m tests.bench.thorn_job $(ARGS)
 
-bench-advisor: $(STAMP_DEV)  ## Predictions and choices of the advisor's models on left-out applications (hours; --quick: minutes)
+bench-advisor: $(STAMP_DEV)  ## Predictions and choices of the advisor's models on left-out applications (hours; --quick: minutes); --local-runs: ten local runs, cut (15 minutes, root)
 	$(BIN)/python -m tests.bench.advisor $(ARGS)
 
 bench-scheduler: $(STAMP_DEV)  ## Policies for training jobs on three traces, by simulation (5 minutes; --quick: half a one; --scale); --elastic: with and without elastic jobs; --live: real processes beside it (10 minutes); --live --slurm: in Slurm (12 minutes)

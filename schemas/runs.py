@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
-from pydantic import field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from schemas.jobs import Configuration, Name, NonNegativeFloat, PositiveFloat, TaskFeatures
 from schemas.message import Count, Float64Column, Message
 
 SERIES: Final = ("cpu_cores", "memory_bytes", "network_in_bytes_per_s", "network_out_bytes_per_s")
 """Columns of `WorkerSeries`, in the order of Table 4.1."""
+HIGH_LOST_SHARE: Final = 0.1
+"""From here on a run's duration says more of the machine's other work than a rate's usual error does."""
+HIGH_OTHER_SHARE: Final = 0.25
+"""Of the machine's processors. Other work takes caches, memory bandwidth and clock rate also where no thread waits."""
+_SHOWN_STEAL_SHARE: Final = 0.01
 
 
 class RunSample(Message):
@@ -74,6 +79,56 @@ class WorkerSeries(Message):
     def samples(self) -> int:
         """Number of intervals."""
         return len(self.cpu_cores) // 8
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class CpuContention(Message):
+    """What other work of the machine took from a local run, over the whole run."""
+
+    type_name: ClassVar[str] = "turnbuckle.run.v1.CpuContention"
+
+    cores: PositiveFloat
+    """Processors of the machine."""
+    other_cores: NonNegativeFloat
+    """Processors that other work used."""
+    own_cores: NonNegativeFloat
+    """Processors that the workers used."""
+    limit_cores: PositiveFloat
+    """Processors that the workers may use: the sum of their limits, or those of the machine."""
+    steal_share: Share = 0.0
+    """Of the processor time that was wanted, what the hypervisor gave to other guests (proc_stat(5))."""
+    wait_share: Share | None = None
+    """Of the time in which the workers' threads were ready to run, that without a processor: others had it, or other
+    threads of the workers, or a group above theirs has a limit. Their own limits' throttling is left out. None: the
+    kernel does not count it."""
+
+    @property
+    def lost_share(self) -> float:
+        """Of the run's duration, at most so much was lost to other work: on a quiet machine it is shorter by this.
+
+        No more than the waiting. On a quiet machine the workers would use what others used here, too, and no more than
+        their limit: waiting for each other, or while the limit would have stopped them, loses nothing.
+        """
+        quiet_cores = min(self.own_cores + self.other_cores, self.limit_cores)
+        bound = 1.0 - self.own_cores / quiet_cores if 0 < self.own_cores < quiet_cores else 0.0
+        return 1.0 - (1.0 - min(self.wait_share or 0.0, bound)) * (1.0 - self.steal_share)
+
+    @property
+    def is_high(self) -> bool:
+        """Whether a duration measured so is that of a busy machine."""
+        return self.lost_share >= HIGH_LOST_SHARE or self.other_cores >= HIGH_OTHER_SHARE * self.cores
+
+    @property
+    def summary(self) -> str:
+        """One sentence, such as ``other work used 1.3 of 2 cores, the workers waited for a core 35 % of the time``."""
+        text = f"other work used {self.other_cores:.2g} of {self.cores:g} cores"
+        if self.wait_share is not None:
+            text += f", the workers waited for a core {100 * self.wait_share:.0f} % of the time"
+        if self.steal_share >= _SHOWN_STEAL_SHARE:
+            text += f", the hypervisor took {100 * self.steal_share:.0f} % of what was wanted"
+        return text
 
 
 class RunEnd(StrEnum):
@@ -139,9 +194,12 @@ class RunProfile(Message):
     workers: tuple[WorkerSeries, ...]
     """The master first."""
     load_average: NonNegativeFloat | None = None
+    """Of the machine at the start, over one minute."""
     reason: str = ""
     speed: MachineSpeed | None = None
     """Of the local machine, measured before the run; None: it was not."""
+    contention: CpuContention | None = None
+    """None: not measured (version 0.1)."""
 
     @property
     def machine(self) -> Configuration:

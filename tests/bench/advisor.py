@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.predictions import Objective
-from tests.bench import advisor_accelerators, advisor_elsewhere, advisor_figures, advisor_report
+from tests.bench import (
+    advisor_accelerators,
+    advisor_elsewhere,
+    advisor_figures,
+    advisor_local_runs,
+    advisor_report,
+)
 from tests.bench.advisor_data import DEFAULT_DATA, SETS, DataSet, MissingDataError
 from tests.bench.advisor_models import RANKERS, REGRESSORS, RENAMED, SEARCHES
 from tests.bench.advisor_runs import PROTOCOLS, Job, Plan, measured, planned
@@ -57,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--resume", action="store_true", help="keep parts that were measured before on the same data")
     parser.add_argument("--elsewhere", action="store_true", help="local runs on other machines; has an option --json")
+    parser.add_argument("--local-runs", action="store_true", help="ten local runs that are cut; has options of its own")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     return parser
 
@@ -162,6 +169,8 @@ def main() -> int:
         return advisor_elsewhere.main([one for one in sys.argv[1:] if one != "--elsewhere"])
     if sys.argv[1:] == ["--accelerators"]:
         return advisor_accelerators.main()
+    if "--local-runs" in sys.argv[1:]:
+        return advisor_local_runs.main([one for one in sys.argv[1:] if one != "--local-runs"])
     order = parse(sys.argv[1:])
     machine = this_machine()
     say(machine.line)

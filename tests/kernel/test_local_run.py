@@ -55,6 +55,8 @@ def test_timed_out(tmp_path: Path) -> None:
     assert 2 <= result["samples"] <= most, "20 in a second; a machine that stands still for seconds takes fewer"
     assert profile.command == ("sh", "-c", SLEEP, "--api-key=***")
     assert profile.load_average is not None
+    assert profile.contention is not None
+    assert profile.contention.own_cores > 0
     assert not result["published"]
     assert [event["worker"] for event in done.events if event["event"] == "row"] == ["master", "worker-1", "worker-2"]
     samples = [event for event in done.events if event["event"] == "sample"]

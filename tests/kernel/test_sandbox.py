@@ -118,6 +118,7 @@ def test_cpu_quota_and_time(sandboxes: Sandboxes) -> None:
     # A fifth of a core takes 3 s for that, and without a limit it is 0.6 s. Half a core is the bound: a period's quota
     # may come at once, and the scheduler also charges what a hypervisor takes away.
     assert used(sandbox).cpu_s <= 0.5 * (time.monotonic() - begin) + 0.06
+    assert used(sandbox).throttled_s > 0.0
 
 
 @pytest.mark.machine

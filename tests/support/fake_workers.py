@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from services.collector.profiler.contention import ContentionCounters, MachineTime, ThreadTime
 from services.collector.profiler.series import Counters
 
 
@@ -48,6 +49,12 @@ class FakeWorkers:
             if when == tick:
                 self._end(number, code)
         return [Counters(elapsed_s, elapsed_s, 1 << 20, 0, int(1000 * elapsed_s)) for _ in self.names]
+
+    def contention(self, elapsed_s: float) -> ContentionCounters:
+        """Other work uses a quarter of a core; the workers use half a one, and wait for a third of the time."""
+        return ContentionCounters(
+            elapsed_s, MachineTime(0.75 * elapsed_s, 0.0), 0.5 * elapsed_s, ThreadTime(2.0 * elapsed_s, elapsed_s), 0.0
+        )
 
     def _end(self, number: int, code: int) -> None:
         self.workers[number].exit_code = code

@@ -63,6 +63,8 @@ class SandboxSample(NamedTuple):
     rx_bytes: int
     tx_bytes: int
     oom_kills: int
+    throttled_s: float
+    """By its own CPU limit, summed over processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,9 @@ class Sandbox:
         traffic = read_traffic(self._traffic)
         if used is None:
             return None
-        return SandboxSample(used.cpu_s, used.memory_bytes, traffic.rx_bytes, traffic.tx_bytes, used.oom_kills)
+        return SandboxSample(
+            used.cpu_s, used.memory_bytes, traffic.rx_bytes, traffic.tx_bytes, used.oom_kills, used.throttled_s
+        )
 
     def limit_cpu(self, cpu_cores: float | None, period_us: int = PERIOD_US) -> None:
         """Change its CFS quota; None: no limit. A no-op once it was removed."""

@@ -22,6 +22,8 @@ class Used(NamedTuple):
     cpu_s: float
     memory_bytes: int
     oom_kills: int
+    throttled_s: float
+    """By its quota, summed over processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Usage:
     memory_stat: int
     events: int
     """memory.oom_control, or memory.events."""
+    quota: int
+    """cpu.stat."""
 
     @classmethod
     def of(cls, layout: CgroupLayout, directory: str) -> Self:
@@ -51,6 +55,7 @@ class Usage:
         else:
             files = [f"{paths['cpu']}/cpu.stat"]
             files += [f"{paths['memory']}/memory.{name}" for name in ("current", "stat", "events")]
+        files.append(f"{paths['cpu']}/cpu.stat")
         opened: list[int] = []
         try:
             for file in files:
@@ -64,24 +69,27 @@ class Usage:
     def read(self) -> Used | None:
         """Sample; None if the group has vanished."""
         try:
-            cpu, memory, stat, events = (
-                os.pread(file, _FILE_BYTES, 0).decode("ascii")
-                for file in (self.cpu, self.memory, self.memory_stat, self.events)
-            )
+            cpu, memory, stat, events, quota = (os.pread(file, _FILE_BYTES, 0).decode("ascii") for file in self._files)
         except OSError as error:
             if error.errno in _GONE:
                 return None
             raise
         if self.version == 1:
             cpu_s, idle = int(cpu) / 1e9, field_of(stat, "total_inactive_file")
+            throttled_s = field_of(quota, "throttled_time") / 1e9
         else:
             cpu_s, idle = field_of(cpu, "usage_usec") / 1e6, field_of(stat, "inactive_file")
-        return Used(cpu_s, max(0, int(memory) - idle), field_of(events, "oom_kill"))
+            throttled_s = field_of(quota, "throttled_usec") / 1e6
+        return Used(cpu_s, max(0, int(memory) - idle), field_of(events, "oom_kill"), throttled_s)
 
     def close(self) -> None:
         """Close the files."""
-        for file in (self.cpu, self.memory, self.memory_stat, self.events):
+        for file in self._files:
             os.close(file)
+
+    @property
+    def _files(self) -> tuple[int, ...]:
+        return self.cpu, self.memory, self.memory_stat, self.events, self.quota
 
 
 def field_of(text: str, name: str) -> int:

@@ -157,6 +157,11 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
             f"the local run {profile.run} does not say how many epochs it trained: it is taken for the whole job of "
             f"{task.epochs} (turnbuckle profile --epochs)"
         )
+    if profile is not None and profile.contention is not None and profile.contention.is_high:
+        warnings.append(
+            f"the machine was busy during the local run {profile.run}: {profile.contention.summary}; times are less "
+            "exact: profile again on a quiet machine"
+        )
     if profile is None and (unscaled := _unscaled(question.task, measured.tasks.get(task.task))):
         warnings.append(
             f"the records of {task.task} do not say how many {unscaled} they trained: each is taken for the whole job"

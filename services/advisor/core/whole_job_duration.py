@@ -12,12 +12,18 @@ work (steps or epochs) at ``r`` per second, known to a relative standard error `
 
 and ``Var log T = Var T / T^2``. Start-up is never scaled; of one that nothing marks, mean and variance are those of
 `unmarked_startup_s`. Without a rate the duration so far is a lower bound.
+
+On a machine that was busy with other work, a share ``w`` of the run was lost to that at most
+(`CpuContention.lost_share`): on a quiet one the job takes ``(1 - w) T`` to ``T``. With a logarithm that is uniform
+over that, ``T`` becomes
+
+    ``sqrt(1 - w) T``                          ``Var log T += log(1 - w)^2 / 12``
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -30,6 +36,8 @@ RATE_ERROR: Final = 0.15
 _STARTUP_SHARE: Final = 0.5
 _MOST_STARTUP_S: Final = 120.0
 """A start-up that nothing marks is uniform between 0 and the smaller of this share of the run and this duration."""
+_LEAST_KEPT: Final = 0.01
+"""Of a run's duration: less of it was never left by other work."""
 _GUESSED: Final = "period"
 """A period of the series: a step or an epoch, undetermined."""
 
@@ -91,9 +99,20 @@ def whole_job_duration(task: TaskFeatures, profile: RunProfile | None) -> WholeJ
     """Estimate from a job's features and its local run."""
     if profile is None or profile.duration_s <= 0 or profile.end is RunEnd.FAILED:
         return WholeJobDuration()
-    if profile.end is RunEnd.FINISHED:
-        return _finished(profile, work_ratio(task, profile))
-    return _cut(task, profile)
+    finished = profile.end is RunEnd.FINISHED
+    found = _finished(profile, work_ratio(task, profile)) if finished else _cut(task, profile)
+    return found if profile.contention is None else _on_quiet_machine(found, profile.contention.lost_share)
+
+
+def _on_quiet_machine(found: WholeJobDuration, lost_share: float) -> WholeJobDuration:
+    """Return an estimate for the machine without the other work that took up to a share of the run."""
+    kept = max(1.0 - lost_share, _LEAST_KEPT)
+    return replace(
+        found,
+        time_s=found.time_s * math.sqrt(kept),
+        log_variance=found.log_variance + math.log(kept) ** 2 / 12.0,
+        least_s=found.least_s * kept,
+    )
 
 
 def _finished(profile: RunProfile, ratio: float) -> WholeJobDuration:

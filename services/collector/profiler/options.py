@@ -74,6 +74,11 @@ class LocalRunPlan:
         return Known(self.task.epochs, self.task.steps, self.progress)
 
     @property
+    def cpu_cores(self) -> float | None:
+        """Sum of the workers' limits; None: unlimited."""
+        return None if self.limits.cpu_cores is None else self.limits.cpu_cores * self.workers
+
+    @property
     def logs(self) -> Path:
         """Directory of the workers' output."""
         return self.out.absolute() / "logs" / self.run

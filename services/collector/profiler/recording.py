@@ -18,6 +18,7 @@ from schemas.runs import MachineSpeed, RunEnd, RunProfile, RunSample
 from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus.api import Bus
 from services._runtime.command.tool_events import emit
+from services.collector.profiler.contention import ContentionCounters, contention_between
 from services.collector.profiler.options import LocalRunPlan
 from services.collector.profiler.progress.choice import Choice
 from services.collector.profiler.progress.reader import ProgressReader
@@ -81,6 +82,8 @@ class LocalRun:
         self._records = OutputFile(progress_file(plan.logs, MASTER))
         self._output = [OutputFile(plan.logs / f"{MASTER}.{kind}") for kind in ("out", "err")]
         self.load_average = 0.0
+        self._contention: list[ContentionCounters] = []
+        """The first and the last one."""
         self.started_ns = 0
         self.duration_s = 0.0
         self.end = RunEnd.FINISHED
@@ -184,6 +187,7 @@ class LocalRun:
     def _take(self, elapsed_s: float) -> None:
         self._read_output(elapsed_s)
         counters = self._workers.counters(elapsed_s)
+        self._contention[1:] = [self._workers.contention(elapsed_s)]
         usages = [recording.add(now) for recording, now in zip(self._recordings, counters, strict=True)]
         rows = {
             recording.worker: usage
@@ -237,6 +241,9 @@ class LocalRun:
             load_average=self.load_average,
             reason=self.reason,
             speed=self._speed,
+            contention=contention_between(
+                self._contention[0], self._contention[-1], os.cpu_count() or 1, plan.cpu_cores
+            ),
         )
         return with_estimates(recorded, self.choice.pace)
 

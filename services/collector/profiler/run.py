@@ -7,7 +7,7 @@ Standard output has one JSON object a line:
 - ``stopping``: why
 - ``row``: a worker with its means, at the end
 - ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, speed,
-  published, progress (pace, why, candidates)
+  published, progress (pace, why, candidates), contention (what other work took)
 - ``error``: message, exit_code, kind; of a worker that died also worker, worker_exit_code, stderr_tail
 
 Exit codes: 0; 2 a wrong command line; 65 the command failed, or ran for less than ten samples; 69 no root, no control
@@ -97,7 +97,7 @@ async def profile_command(plan: LocalRunPlan) -> int:
             await publish(journal, bus)
             speed = await _speed(plan)
             run = await _run(plan, bus, speed)
-            return await _finish(plan, run, journal, bus)
+            return await finish(plan, run, journal, bus)
         finally:
             if bus is not None:
                 await bus.close(CLOSE_S)
@@ -129,7 +129,8 @@ async def _run(plan: LocalRunPlan, bus: Bus | None, speed: MachineSpeed | None) 
         raise UsageError(f"{error.filename}: not executable") from error
 
 
-async def _finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus | None) -> int:
+async def finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus | None) -> int:
+    """Keep the profile of a run that has ended, and say what it shows; returns the exit code."""
     profile = run.profile()
     samples = profile.workers[0].samples
     if samples < MIN_SAMPLES:
@@ -142,6 +143,8 @@ async def _finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus 
     rate = rate_of(profile, choice.pace)
     emit("result", **_result(profile, rate), progress=asdict(choice), profile=str(path), published=published)
     say(rate_sentence(profile, rate, choice))
+    if profile.contention is not None and profile.contention.is_high:
+        say(f"{profile.contention.summary}: durations here are those of a busy machine: profile again on a quiet one")
     if run.dead_worker is not None:
         return _emit_death(run.dead_worker, profile.reason)
     return ExitCode.INTERRUPTED if run.end is RunEnd.INTERRUPTED else ExitCode.OK
@@ -174,7 +177,7 @@ def _row(worker: WorkerSeries) -> dict[str, Any]:
 
 def _result(profile: RunProfile, rate: Rate | None) -> dict[str, Any]:
     by_bytes = throughput(profile)
-    whole = whole_run_of(profile, rate)
+    whole, found = whole_run_of(profile, rate), profile.contention
     return {
         "run": profile.run,
         "end": profile.end.value,
@@ -186,6 +189,9 @@ def _result(profile: RunProfile, rate: Rate | None) -> dict[str, Any]:
         "rate": None if rate is None else asdict(rate),
         "whole_run": None if whole is None else asdict(whole),
         "speed": None if profile.speed is None else profile.speed.model_dump(mode="json"),
+        "contention": None
+        if found is None
+        else {**to_plain(found), "lost_share": found.lost_share, "high": found.is_high},
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Final
 from services._jobs.sandbox.network import DEVICE
 from services._jobs.sandbox.sandbox import Output, Sandbox, Sandboxes
 from services._runtime.child_process import log_tail
+from services.collector.profiler.contention import ContentionCounters, ThreadTimes
+from services.collector.profiler.machine_times import read_machine, read_threads
 from services.collector.profiler.progress.file import VARIABLE
 from services.collector.profiler.series import Counters
 from services.collector.profiler.worker_environment import (
@@ -82,6 +85,7 @@ class LocalWorkers:
         self._launch = launch
         self._made: list[Sandbox] = []
         self._ended = 0
+        self._threads = ThreadTimes()
         self._called: Callable[[], None] = _no_watcher
         self.workers: list[Worker] = []
 
@@ -143,6 +147,23 @@ class LocalWorkers:
             assert sample is not None, "cells are removed after the run"
             found.append(Counters(elapsed_s, sample.cpu_s, sample.memory_bytes, sample.rx_bytes, sample.tx_bytes))
         return found
+
+    def contention(self, elapsed_s: float) -> ContentionCounters:
+        """Of the machine and all workers, at so many seconds after the start.
+
+        Raises:
+            OSError: there is no /proc.
+        """
+        samples = [sample for sandbox in self._made if (sample := sandbox.sample()) is not None]
+        self._threads.add(read_threads(pid for sandbox in self._made for pid in sandbox.process_ids()))
+        machine = read_machine()
+        return ContentionCounters(
+            elapsed_s,
+            machine._replace(busy_s=machine.busy_s - time.process_time()),
+            sum(sample.cpu_s for sample in samples),
+            self._threads.total,
+            sum(sample.throttled_s for sample in samples),
+        )
 
     @property
     def all_ended(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import date
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration, Price, TaskFeatures
 from schemas.predictions import ModelName, RankReply, RankRequest
-from schemas.runs import RunEnd, RunProfile, WorkerSeries
+from schemas.runs import CpuContention, RunEnd, RunProfile, WorkerSeries
 from services.advisor.core.answers import ModelContext, rank
 from services.advisor.core.catalogue import Listing, Machine
 from services.advisor.core.encoder import configuration_key
 from services.advisor.core.table import build
+from services.advisor.core.whole_job_duration import whole_job_duration
 from services.advisor.models.gp.algorithm import GpAlgorithm, GpModel
 from tests.support.gp_tables import LOCAL, MACHINES, World
 
@@ -266,3 +268,38 @@ def test_no_reason_is_empty_or_nan(trained: GpModel) -> None:
         assert said or not reply.ranked
         assert all("nan" not in one.split() and not one.endswith(": ") for one in said)
         assert all(one.partition(": ")[2] for one in said)
+
+
+@given(finished=st.booleans(), waited=st.floats(0.0, 0.95))
+def test_of_a_busy_machine_the_interval_holds_both_ends_of_what_a_quiet_one_takes(
+    finished: bool, waited: float
+) -> None:
+    """Of the time, a share was waited: it takes between the rest, where all waiting delayed it, and as long."""
+    task = delta(1)
+    end = RunEnd.FINISHED if finished else RunEnd.TIMED_OUT
+    told = {"startup_s": STARTUP_S, "whole_run_s": 100.0, "rate_error": 0.02, "steps_per_s": 1.0}
+    quiet = local_run(task, end, 100.0 if finished else 20.0, **told)
+    used = 2.0 * (1.0 - waited)
+    contention = CpuContention(cores=2, other_cores=2.0 * waited, own_cores=used, limit_cores=2, wait_share=waited)
+    plain = whole_job_duration(task, quiet)
+    found = whole_job_duration(task, quiet.model_copy(update={"contention": contention}))
+    half = 2.0 * math.sqrt(found.log_variance)
+    assert found.log_variance >= plain.log_variance
+    assert found.time_s * math.exp(-half) <= 100.0 * (1.0 - waited) * (1 + 1e-9)
+    assert found.time_s * math.exp(half) >= 100.0 * (1 - 1e-9)
+    if waited == 0.0:
+        assert (found.time_s, found.log_variance) == (plain.time_s, plain.log_variance)
+
+
+def test_a_local_run_of_a_busy_machine_is_warned_of(trained: GpModel) -> None:
+    job = delta(LONG)
+    busy = CpuContention(cores=2, other_cores=1.3, own_cores=0.7, limit_cores=2, wait_share=0.35)
+    quiet = CpuContention(cores=2, other_cores=0.1, own_cores=1.0, limit_cores=2, wait_share=0.02)
+    for contention, warned in ((busy, True), (quiet, False), (None, False)):
+        profile = cut_with_its_rate(job).model_copy(update={"contention": contention})
+        said = [one for one in ask(trained, job, profile).warnings if "busy" in one]
+        assert bool(said) == warned
+    profile = cut_with_its_rate(job).model_copy(update={"contention": busy})
+    (said_so,) = [one for one in ask(trained, job, profile).warnings if "busy" in one]
+    assert "other work used 1.3 of 2 cores, the workers waited for a core 35 % of the time" in said_so
+    assert "profile again on a quiet machine" in said_so

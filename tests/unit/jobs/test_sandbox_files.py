@@ -16,12 +16,13 @@ from services._jobs.sandbox.usage import Usage, field_of
 
 V1 = {
     "cpuacct.usage": "2500000000\n",
+    "cpu.stat": "nr_periods 9\nnr_throttled 7\nthrottled_time 1500000000\n",
     "memory.usage_in_bytes": "9000000\n",
     "memory.stat": "cache 5\ninactive_file 1\ntotal_inactive_file 4000000\n",
     "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
 }
 V2 = {
-    "cpu.stat": "usage_usec 2500000\nuser_usec 1\nsystem_usec 2\n",
+    "cpu.stat": "usage_usec 2500000\nuser_usec 1\nsystem_usec 2\nnr_throttled 7\nthrottled_usec 1500000\n",
     "memory.current": "9000000\n",
     "memory.stat": "anon 7\ninactive_file 4000000\n",
     "memory.events": "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\n",
@@ -48,10 +49,10 @@ def test_usage(tmp_path: Path, version: int, files: dict[str, str]) -> None:
         (group / name).write_text(text)
     usage = Usage.of(layout(version, tmp_path), "cells/one")
     # 9 MB held, of them 4 MB that the kernel would give back first
-    assert usage.read() == (2.5, 5_000_000, 3)
+    assert usage.read() == (2.5, 5_000_000, 3, 1.5)
     memory = "memory.usage_in_bytes" if version == 1 else "memory.current"
     (group / memory).write_text("1\n")
-    assert usage.read() == (2.5, 0, 3)
+    assert usage.read() == (2.5, 0, 3, 1.5)
     usage.close()
 
 

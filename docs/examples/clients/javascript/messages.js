@@ -536,6 +536,17 @@ export const NESTED = {
 /** @typedef {"billed" | "derived"} CostKind Where a cost comes from. */
 
 /**
+ * What other work of the machine took from a local run, over the whole run.
+ * @typedef {Object} CpuContention
+ * @property {number} cores
+ * @property {number} other_cores
+ * @property {number} own_cores
+ * @property {number} limit_cores
+ * @property {number} [steal_share]
+ * @property {number | null} [wait_share]
+ */
+
+/**
  * One object that declares an application, as of its last reconcile.
  * @typedef {Object} DeclaredApplication
  * @property {string} declared_by
@@ -1636,6 +1647,7 @@ export const NESTED = {
  * @property {number | null} [load_average]
  * @property {string} [reason]
  * @property {MachineSpeed | null} [speed]
+ * @property {CpuContention | null} [contention]
  */
 
 /**

@@ -16,7 +16,7 @@ from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus.api import Delivery
 from services.collector.profiler.options import LocalRunPlan, parse
 from services.collector.profiler.recording import LocalRun, describe_exit
-from services.collector.profiler.run import publish, store
+from services.collector.profiler.run import finish, publish, store
 from services.collector.write_ahead_log import Journal
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
@@ -142,3 +142,20 @@ def test_exit_codes_in_words() -> None:
     assert describe_exit(3) == "with exit code 3"
     assert describe_exit(-9) == "killed by SIGKILL"
     assert describe_exit(-99) == "killed by signal 99"
+
+
+async def test_what_other_work_took_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A quarter of a core of other work; the workers' threads waited for a third of the time they were ready."""
+    plan = plan_of(tmp_path)
+    run, profile = await lived(plan, FakeWorkers(ends=[(11, 0), (12, 0)]))
+    assert profile.contention is not None
+    assert profile.contention.other_cores == pytest.approx(0.25)
+    assert profile.contention.wait_share == pytest.approx(1 / 3)
+    with Journal(tmp_path) as journal:
+        assert await finish(plan, run, journal, None) == 0
+    said = capsys.readouterr()
+    result = json.loads(said.out.splitlines()[-1])
+    assert result["contention"]["other_cores"] == pytest.approx(0.25)
+    assert result["contention"]["lost_share"] == pytest.approx(1 / 3)
+    assert "the workers waited for a core 33 % of the time" in said.err
+    assert "profile again on a quiet one" in said.err

@@ -778,6 +778,17 @@ class ControlRequest(TypedDict):
     by: NotRequired[str]
 
 
+class CpuContention(TypedDict):
+    """What other work of the machine took from a local run, over the whole run."""
+
+    cores: float
+    other_cores: float
+    own_cores: float
+    limit_cores: float
+    steal_share: NotRequired[float]
+    wait_share: NotRequired[float | None]
+
+
 class DeclaredApplication(TypedDict):
     """One object that declares an application, as of its last reconcile."""
 
@@ -1845,6 +1856,7 @@ class RunProfile(TypedDict):
     load_average: NotRequired[float | None]
     reason: NotRequired[str]
     speed: NotRequired[MachineSpeed | None]
+    contention: NotRequired[CpuContention | None]
 
 
 class RunSample(TypedDict):
