@@ -18,7 +18,7 @@ import numpy as np
 from schemas.accelerators import canonical_name
 from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.runs import MachineSpeed, RunProfile
-from services.advisor.core.whole_job_duration import whole_job_duration
+from services.advisor.core.whole_job_duration import quiet_ratio, whole_job_duration
 
 _SATURATED: Final = 0.9
 """Quantile of a worker's samples that is the number of cores it can keep busy."""
@@ -35,12 +35,17 @@ NO_ACCELERATOR_RUN: Final = (
 
 
 def cores_used(profile: RunProfile) -> float:
-    """Return the cores that each worker keeps busy, at most its limit; the limit where nothing was sampled."""
+    """Return the cores that each worker keeps busy, at most its limit; the limit where nothing was sampled.
+
+    On a quiet machine it keeps more of them busy, in the ratio by which `whole_job_duration` makes the run shorter.
+    """
     limit = profile.configuration.vcpu
     samples = [one.column("cpu_cores") for one in profile.workers if one.samples]
     if not samples:
         return limit
     used = float(np.mean([np.quantile(one, _SATURATED) for one in samples]))
+    if profile.contention is not None:
+        used /= quiet_ratio(profile.contention)
     return min(used, limit) if limit and used else used or limit
 
 

@@ -28,7 +28,7 @@ from enum import StrEnum
 from typing import Final
 
 from schemas.jobs import TaskFeatures
-from schemas.runs import RunEnd, RunProfile
+from schemas.runs import CpuContention, RunEnd, RunProfile
 
 NAN: Final = float("nan")
 RATE_ERROR: Final = 0.15
@@ -101,17 +101,20 @@ def whole_job_duration(task: TaskFeatures, profile: RunProfile | None) -> WholeJ
         return WholeJobDuration()
     finished = profile.end is RunEnd.FINISHED
     found = _finished(profile, work_ratio(task, profile)) if finished else _cut(task, profile)
-    return found if profile.contention is None else _on_quiet_machine(found, profile.contention.lost_share)
+    return found if profile.contention is None else _on_quiet_machine(found, quiet_ratio(profile.contention))
 
 
-def _on_quiet_machine(found: WholeJobDuration, lost_share: float) -> WholeJobDuration:
-    """Return an estimate for the machine without the other work that took up to a share of the run."""
-    kept = max(1.0 - lost_share, _LEAST_KEPT)
+def quiet_ratio(contention: CpuContention) -> float:
+    """Return the duration on the machine without other work over the measured one, at the middle of what it can be."""
+    return math.sqrt(max(1.0 - contention.lost_share, _LEAST_KEPT))
+
+
+def _on_quiet_machine(found: WholeJobDuration, ratio: float) -> WholeJobDuration:
     return replace(
         found,
-        time_s=found.time_s * math.sqrt(kept),
-        log_variance=found.log_variance + math.log(kept) ** 2 / 12.0,
-        least_s=found.least_s * kept,
+        time_s=found.time_s * ratio,
+        log_variance=found.log_variance + math.log(ratio**2) ** 2 / 12.0,
+        least_s=found.least_s * ratio**2,
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration
 from schemas.predictions import ModelName, RankReply, RankRequest
-from schemas.runs import MachineSpeed, RunEnd, RunProfile, WorkerSeries
+from schemas.runs import CpuContention, MachineSpeed, RunEnd, RunProfile, WorkerSeries
 from services.advisor.core.answers import ModelContext, rank
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.local_runs import (
@@ -28,6 +28,7 @@ from services.advisor.core.local_runs import (
     speed_ratio,
 )
 from services.advisor.core.questions import MeasuredMachine, MeasuredTasks
+from services.advisor.core.whole_job_duration import whole_job_duration
 from services.advisor.models.gp.algorithm import GpAlgorithm, GpModel
 from tests.support.gp_tables import LOCAL, MACHINES, World
 
@@ -154,6 +155,18 @@ def test_cores_used_are_at_most_the_limit(cores: float, limit: float) -> None:
     profile = run_on(2.0, limit=limit, workers=series(cores))
     assert cores_used(profile) == pytest.approx(min(cores, limit))
     assert cores_used(profile.model_copy(update={"workers": ()})) == limit
+
+
+def test_of_a_busy_machine_time_and_cores_are_those_of_a_quiet_one() -> None:
+    """Half of the run may have been lost: the time is shorter, and more cores kept busy, by the same ratio."""
+    busy = CpuContention(cores=4, other_cores=4.0, own_cores=1.0, limit_cores=4.0, wait_share=0.5)
+    profile = run_on(1.0, limit=4.0)
+    disturbed = profile.model_copy(update={"contention": busy})
+    ratio = math.sqrt(1.0 - busy.lost_share)
+    assert 0.6 < ratio < 0.9
+    assert cores_used(disturbed) == pytest.approx(cores_used(profile) / ratio)
+    quiet_s = whole_job_duration(STRANGER, disturbed).time_s
+    assert quiet_s == pytest.approx(whole_job_duration(STRANGER, profile).time_s * ratio)
 
 
 def test_memory_and_network_beyond_the_measured_ones_are_taken_for_the_largest() -> None:
