@@ -57,6 +57,8 @@ class TaskFeatures(Message):
     """Read and written by the operators for one sample in a training step, in single precision."""
     step_weight_bytes: NonNegativeFloat = 0.0
     """Of weights and gradients, read and written once a training step, whatever its batch."""
+    activation_bytes: NonNegativeFloat = 0.0
+    """Kept of the forward pass for the backward pass, for one sample, in single precision."""
     attributes: Attributes = Field(default_factory=dict)
 
 

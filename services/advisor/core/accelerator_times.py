@@ -24,7 +24,7 @@ import numpy as np
 from schemas.accelerators import canonical_name
 from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
-from services.advisor.core.roofline import PRECISION, precision_of, step_s, steps_of
+from services.advisor.core.roofline import precision_of, step_s, steps_of, with_precision
 from services.advisor.core.whole_job_duration import whole_job_duration
 
 LEAST_APPLICATIONS: Final = 2
@@ -71,13 +71,6 @@ def application_of(task: TaskFeatures) -> str:
 def is_single(where: Configuration) -> bool:
     """Whether a configuration is one machine with one accelerator: how several scale is not known here."""
     return where.workers == 1 and bool(where.accelerator) and where.accelerators <= 1
-
-
-def with_precision(task: TaskFeatures, where: Configuration) -> Configuration:
-    """Return a configuration with the task's precision where it names none of its own."""
-    if PRECISION in where.attributes or PRECISION not in task.attributes:
-        return where
-    return where.model_copy(update={"attributes": where.attributes | {PRECISION: task.attributes[PRECISION]}})
 
 
 def measured_step(record: JobRecord) -> Step | None:

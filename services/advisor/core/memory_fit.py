@@ -1,9 +1,10 @@
 """Whether a training fits into memory: a lower bound of what it needs on one accelerator, or on one machine without.
 
 Counted are what every data-parallel training in single precision holds without sharding: weights, gradients, the
-optimizer's moments, and the activations of one batch. Autocast (mixed precision) keeps weights, gradients and moments
-in single precision, too. The framework, fragmentation and temporary buffers are left out, so that "does not fit" is
-certain and "fits" is not. Pure.
+optimizer's moments, and the activations of one batch (as `turnbuckle features` measures them, else input and output).
+Autocast (mixed precision) keeps weights, gradients and moments in single precision, too, and halves the activations.
+The framework, fragmentation and temporary buffers are left out, so that "does not fit" is certain, less a smaller batch
+for each pass or activations that are computed twice, and "fits" is not. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 from schemas.accelerators import find_accelerator
 from schemas.jobs import Configuration, TaskFeatures
+from services.advisor.core.roofline import width_of, with_precision
 
 BYTES_PER_ELEMENT: Final = 4.0
 """Single precision."""
@@ -79,28 +81,25 @@ class MemoryFit:
     """It may fit where the state is divided among all devices (FSDP, ZeRO)."""
 
 
-def memory_need(task: TaskFeatures, batch_size: int, activation_bytes_per_sample: float | None = None) -> MemoryNeed:
+def memory_need(task: TaskFeatures, batch_size: int, width: float = 1.0) -> MemoryNeed:
     """Return what a training needs at least on each device that trains a whole copy of the model.
 
     Args:
-        task: Its parameters, optimizer, and elements in and out.
+        task: Its parameters, optimizer, activations, and elements in and out.
         batch_size: Samples on one device; 0 counts as one.
-        activation_bytes_per_sample: Of the forward pass, where it was measured; None: input and output alone.
+        width: Bytes of an activation over those of single precision; weights stay in single precision.
     """
     trained, frozen = float(task.parameter_count), float(task.frozen_parameter_count)
-    if activation_bytes_per_sample is None:
-        activation_bytes_per_sample = float(task.input_elements + task.output_elements) * BYTES_PER_ELEMENT
+    ends_bytes = float(task.input_elements + task.output_elements) * BYTES_PER_ELEMENT
     return MemoryNeed(
         weights_bytes=(trained + frozen) * BYTES_PER_ELEMENT,
         gradients_bytes=trained * BYTES_PER_ELEMENT,
         optimizer_bytes=trained * BYTES_PER_ELEMENT * moments_per_parameter(task.optimizer),
-        activations_bytes=max(batch_size, 1) * activation_bytes_per_sample,
+        activations_bytes=max(batch_size, 1) * max(ends_bytes, task.activation_bytes) * width,
     )
 
 
-def memory_fit(
-    task: TaskFeatures, configuration: Configuration, activation_bytes_per_sample: float | None = None
-) -> MemoryFit:
+def memory_fit(task: TaskFeatures, configuration: Configuration) -> MemoryFit:
     """Return whether a training's least need fits into one accelerator, or into one machine without accelerators.
 
     A worker's batch is divided among its machine's accelerators.
@@ -110,7 +109,7 @@ def memory_fit(
     given_gb, device = _memory_given(configuration)
     if not (task.parameter_count or task.frozen_parameter_count) or not given_gb:
         return MemoryFit(fits=None, reason="")
-    need = memory_need(task, batch_size, activation_bytes_per_sample)
+    need = memory_need(task, batch_size, width_of(with_precision(task, configuration)))
     if need.total_bytes <= given_gb * BYTES_PER_GB:
         return MemoryFit(fits=True, reason="")
     state_bytes = need.total_bytes - need.activations_bytes

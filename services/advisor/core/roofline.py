@@ -28,6 +28,18 @@ def precision_of(configuration: Configuration) -> str:
     return str(configuration.attributes.get(PRECISION, SINGLE))
 
 
+def with_precision(task: TaskFeatures, where: Configuration) -> Configuration:
+    """Return a configuration with the task's precision where it names none of its own."""
+    if PRECISION in where.attributes or PRECISION not in task.attributes:
+        return where
+    return where.model_copy(update={"attributes": where.attributes | {PRECISION: task.attributes[PRECISION]}})
+
+
+def width_of(configuration: Configuration) -> float:
+    """Return bytes of an element over those of single precision, which a task's features are of."""
+    return 0.5 if precision_of(configuration) in _HALF else 1.0
+
+
 def peak_flops_per_s(device: Accelerator, precision: str) -> float:
     """Return a device's peak at a precision; of one that it has no mode for, that of single precision."""
     modes = {"tf32": device.tf32_flops_per_s} | dict.fromkeys(_HALF, device.fp16_flops_per_s)
@@ -43,8 +55,7 @@ def step_parts_s(task: TaskFeatures, configuration: Configuration) -> tuple[floa
     if device is None or not task.step_flops or not task.step_bytes or not configuration.batch_size:
         return None
     precision = precision_of(configuration)
-    width = 0.5 if precision in _HALF else 1.0  # half of the bytes of single precision, which the features are of
-    moved = width * (task.step_bytes * configuration.batch_size + task.step_weight_bytes)
+    moved = width_of(configuration) * (task.step_bytes * configuration.batch_size + task.step_weight_bytes)
     flops = task.step_flops * configuration.batch_size
     return flops / peak_flops_per_s(device, precision), moved / device.memory_bytes_per_s
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from schemas.jobs import JobRecord, JobState
 from schemas.runs import RunProfile
+from services._host.calibration import calibrate
 from services._jobs.record_files import JobFileError, write_job_file
 from services._runtime.command.errors import UnavailableError
 from services._runtime.command.tool_events import emit, say
@@ -27,7 +28,6 @@ from services.collector.emulator.campaign import Campaign, Progress, campaign_na
 from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.grid import SHIPPED, BadGridError, Grid, Row, expand, read
 from services.collector.emulator.run_request import RunOutcome
-from services.collector.profiler.calibration import calibrate
 from services.collector.profiler.cutting import with_cuts
 from services.collector.settings import CollectorSettings
 from services.collector.tool import BadDataError, default_directory, number_within, publish_to_bus, run_tool

@@ -73,6 +73,7 @@ def features_of(given: argparse.Namespace) -> TaskFeatures:
             step_flops=work.flops if work else 0.0,
             step_bytes=work.bytes if work else 0.0,
             step_weight_bytes=work.weight_bytes if work else 0.0,
+            activation_bytes=work.activation_bytes if work else 0.0,
             attributes=dict(given.attribute),
         )
     except ValidationError as error:

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from schemas.codec import to_plain
 from schemas.runs import SERIES, MachineSpeed, RunEnd, RunProfile, WorkerSeries
+from services._host.calibration import calibrate, speed_sentence
 from services._jobs.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.atomic_file import write_atomically
 from services._runtime.bus.api import Bus, BusError
@@ -33,7 +34,6 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.command.errors import UnavailableError, UsageError
 from services._runtime.command.tool_events import emit, emit_error, say
 from services._runtime.exit_code import ExitCode
-from services.collector.profiler.calibration import calibrate, speed_sentence
 from services.collector.profiler.options import LocalRunPlan, parse
 from services.collector.profiler.rate import Rate, rate_of, rate_sentence, whole_run_of
 from services.collector.profiler.recording import LocalRun

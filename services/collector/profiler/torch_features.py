@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,6 +57,8 @@ class TrainingWork:
     """Read and written for one sample, in the module's precision."""
     weight_bytes: float
     """Of weights read and gradients written, once a step, whatever the batch."""
+    activation_bytes: float
+    """Kept of the forward pass for the backward pass, for one sample: tensors that share a storage count once."""
 
 
 class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -80,6 +83,24 @@ class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
 
+class _KeptBytes:
+    """Sums the storages that are kept for the backward pass, less those of the weights and of the input."""
+
+    def __init__(self, weights: Sequence[Tensor], example: Any) -> None:
+        self._seen = {_storage(one) for one in (*weights, *_tensors(example))}
+        self._kept: list[Tensor] = []
+        """So that no storage's number is used again meanwhile."""
+        self.total = 0
+
+    def pack(self, saved: Tensor) -> Tensor:
+        """Count a tensor that is kept, once for its storage."""
+        if _storage(saved) not in self._seen:
+            self._seen.add(_storage(saved))
+            self._kept.append(saved)
+            self.total += saved.untyped_storage().nbytes()
+        return saved
+
+
 _WITHOUT_TRAFFIC: Final = ("aten::empty", "aten::detach", "aten::_unsafe_view")
 
 
@@ -99,11 +120,12 @@ def training_work(module: nn.Module, example: Any) -> TrainingWork | None:
     evaluated = [part for part in module.modules() if not part.training]
     states = {name: value.clone() for name, value in module.named_buffers()}
     gradients = [one.grad for one in weights]
-    flops, moved = FlopCounterMode(display=False), _ByteCounter(weights)
+    flops, moved, kept = FlopCounterMode(display=False), _ByteCounter(weights), _KeptBytes(weights, example)
     try:
         module.train()
         with _unfused(), flops, moved:
-            output = _main_output(_call(module, example))
+            with saved_tensors_hooks(kept.pack, lambda saved: saved):
+                output = _main_output(_call(module, example))
             if not output.requires_grad:
                 return None
             output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
@@ -116,7 +138,9 @@ def training_work(module: nn.Module, example: Any) -> TrainingWork | None:
             for name, value in module.named_buffers():
                 value.copy_(states[name])
     once = moved.of_weights + sum(one.numel() * one.element_size() for one in weights)
-    return TrainingWork(flops.get_total_flops() / batch, max(moved.total - once, 0) / batch, float(once))
+    return TrainingWork(
+        flops.get_total_flops() / batch, max(moved.total - once, 0) / batch, float(once), kept.total / batch
+    )
 
 
 @dataclass(frozen=True, slots=True)

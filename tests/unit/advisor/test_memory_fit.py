@@ -50,17 +50,27 @@ def test_the_need_by_hand() -> None:
     assert (need.weights_bytes, need.gradients_bytes, need.optimizer_bytes) == (6_000, 4_000, 8_000)
     assert need.activations_bytes == 200
     assert need.total_bytes == 18_200
-    assert memory_need(task(1_000), 10, activation_bytes_per_sample=50).activations_bytes == 500
+    assert memory_need(task(1_000, activation_bytes=50.0), 10).activations_bytes == 500
+    assert memory_need(task(1_000, activation_bytes=50.0), 10, 0.5).activations_bytes == 250
 
 
 def test_the_batch_is_divided_among_a_machines_accelerators() -> None:
     """1 GiB of activations a sample: 64 samples on 8 accelerators are 8 GiB each."""
-    about, place = task(1_000), {"accelerator": "P4", "batch_size": 64}
+    about, place = task(1_000, activation_bytes=2.0**30 * 0.99), {"accelerator": "P4", "batch_size": 64}
 
-    assert memory_fit(about, where(accelerators=8, **place), 2.0**30 * 0.99).fits is True
-    found = memory_fit(about, where(accelerators=4, **place), 2.0**30)
+    assert memory_fit(about, where(accelerators=8, **place)).fits is True
+    found = memory_fit(about, where(accelerators=4, **place))
     assert found.fits is False
     assert found.reason.endswith("Adam's two moments and the activations of 16 samples; one P4 has 8 GB")
+
+
+def test_in_half_precision_activations_have_half_of_the_bytes() -> None:
+    """By an attribute of the task or of the configuration; weights stay as they are."""
+    place = where(accelerator="P4", accelerators=1, batch_size=10)
+    about = task(1_000, activation_bytes=2.0**30)
+    assert memory_fit(about, place).fits is False
+    assert memory_fit(about.model_copy(update={"attributes": {"precision": "fp16"}}), place).fits is True
+    assert memory_fit(about, place.model_copy(update={"attributes": {"precision": "bf16"}})).fits is True
 
 
 def test_without_accelerators_the_machines_memory_counts() -> None:

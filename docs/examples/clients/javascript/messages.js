@@ -1906,6 +1906,7 @@ export const NESTED = {
  * @property {number} [step_flops]
  * @property {number} [step_bytes]
  * @property {number} [step_weight_bytes]
+ * @property {number} [activation_bytes]
  * @property {Object} [attributes]
  */
 

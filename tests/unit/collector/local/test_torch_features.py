@@ -208,6 +208,15 @@ def test_a_steps_work_per_sample_does_not_depend_on_the_batch() -> None:
     assert small.bytes == pytest.approx(large.bytes, rel=0.05)
 
 
+def test_activations_are_what_is_kept_for_the_backward_pass() -> None:
+    """The second layer keeps its input, which is the ReLU's output, once; weights and the input are no activations."""
+    network = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 5))
+    for batch in (2, 8):
+        work = training_work(network, torch.zeros(batch, 30))
+        assert work is not None
+        assert work.activation_bytes == 4 * 20
+
+
 def test_counting_a_step_leaves_the_module_as_it_was() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     network[2].eval()

@@ -2111,6 +2111,7 @@ class TaskFeatures(TypedDict):
     step_flops: NotRequired[float]
     step_bytes: NotRequired[float]
     step_weight_bytes: NotRequired[float]
+    activation_bytes: NotRequired[float]
     attributes: NotRequired[dict[str, Any]]
 
 

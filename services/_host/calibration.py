@@ -1,4 +1,4 @@
-"""Calibration of this machine: ``python -m services.collector.profiler.calibration [DIRECTORY]``, some five seconds.
+"""Calibration of this machine: ``python -m services._host.calibration [DIRECTORY]``, some five seconds.
 
 Rates of four kinds of work that training is made of: matrix products, copying in memory, writing to the disk, one TCP
 connection over loopback. Processor rates are per second of processor time, so that neither limits nor other work
@@ -150,7 +150,7 @@ def measured_speed(directory: Path, part_s: float = PART_S) -> MachineSpeed:
 
 def calibrate(directory: Path) -> MachineSpeed | None:
     """Measure this machine in a process of its own; None where that fails: a run is no worse without."""
-    command = [sys.executable, "-m", "services.collector.profiler.calibration", str(directory)]
+    command = [sys.executable, "-m", "services._host.calibration", str(directory)]
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             command,

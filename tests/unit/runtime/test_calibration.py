@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.runs import MachineSpeed
-from services.collector.profiler import calibration
-from services.collector.profiler.calibration import (
+from services._host import calibration
+from services._host.calibration import (
     calibrate,
     disk_write_bytes_per_s,
     measured_speed,
