@@ -14,7 +14,7 @@ import io
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from typing import Any, Final, cast
@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 from schemas.predictions import ModelName
 from services.advisor.core.trained_model import TrainedModel
 
-MAGIC: Final = b"TBMODEL4\n"
+MAGIC: Final = b"TBMODEL5\n"
 _LIBRARIES: Final = ("numpy", "scikit-learn", "lightgbm")
 _LENGTH_BYTES: Final = 4
 _DIGEST_BYTES: Final = 32
@@ -50,6 +50,7 @@ _ALLOWED: Final = frozenset(
         ("numpy._core.multiarray", "scalar"),
         ("numpy._core.numeric", "_frombuffer"),
         ("_codecs", "encode"),
+        ("services.advisor.model_file", "restored"),
         ("lightgbm.basic", "Booster"),
         ("sklearn.ensemble._forest", "RandomForestRegressor"),
         ("sklearn.tree._classes", "DecisionTreeRegressor"),
@@ -159,8 +160,30 @@ def _split(data: bytes) -> tuple[Header, bytes]:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Members of enumerations by value: Debian's Python 3.11.2 would write a call of `getattr`, others do not."""
-        return (type(value), (value.value,)) if isinstance(value, Enum) else NotImplemented
+        """Members of enumerations by value, as Debian's Python 3.11.2 would write a call of `getattr`, others do not.
+
+        Dataclasses by the names of their fields: those with slots are pickled by position, so that a model of a version
+        with other fields would be read with each value in another's place.
+        """
+        if isinstance(value, Enum):
+            return type(value), (value.value,)
+        if is_dataclass(value) and not isinstance(value, type):
+            return restored, (type(value), {one.name: getattr(value, one.name) for one in fields(value)})
+        return NotImplemented
+
+
+def restored(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """Return an instance of a dataclass with these values of its fields.
+
+    Raises:
+        UnusableModelError: it has other fields here.
+    """
+    if {one.name for one in fields(kind)} != values.keys():
+        raise UnusableModelError(f"the model is of another version: {kind.__name__} has other fields here")
+    made = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 class _Unpickler(pickle.Unpickler):

@@ -25,6 +25,7 @@ from schemas.accelerators import canonical_name
 from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
 from services.advisor.core.roofline import precision_of, step_s, steps_of, with_precision
+from services.advisor.core.training_range import BEYOND
 from services.advisor.core.whole_job_duration import whole_job_duration
 
 LEAST_APPLICATIONS: Final = 2
@@ -128,6 +129,20 @@ class AcceleratorTimes:
         step = min(found, key=lambda one: one.half_width) if found else self.from_work(task, where)
         return None if step is None else replace(step, log=step.log + math.log(steps))
 
+    def too_short(self, task: TaskFeatures, where: Configuration) -> str:
+        """Return why a step's work says nothing of its duration; empty if it is not far below all that was measured.
+
+        A short step waits for the starts of its operators (microseconds each), which no roofline has.
+        """
+        bound_s, least_s = step_s(task, with_precision(task, where)), self._least_bound_s
+        if bound_s is None or least_s is None or bound_s >= least_s / BEYOND:
+            return ""
+        device = canonical_name(where.accelerator)
+        return (
+            f"a step has {bound_s * 1e3:.2g} ms of work on one {device}, and the shortest that was measured "
+            f"{least_s * 1e3:.2g}: to start its operators takes longer (a larger batch, or one run there)"
+        )
+
     def from_run(self, run: Step, task: TaskFeatures, where: Configuration) -> Estimate | None:
         """Return a step's duration by a run of the same training on an accelerator."""
         moved = run.where.model_copy(update={"accelerator": where.accelerator})
@@ -145,7 +160,7 @@ class AcceleratorTimes:
     def from_work(self, task: TaskFeatures, where: Configuration) -> Estimate | None:
         """Return a step's duration by its arithmetic and memory traffic alone."""
         bound_s, efficiency = step_s(task, where), self._efficiency
-        if bound_s is None or efficiency is None:
+        if bound_s is None or efficiency is None or self.too_short(task, where):
             return None
         return Estimate(math.log(bound_s) + efficiency.log, efficiency.half_width, ROOFLINE)
 
@@ -160,14 +175,14 @@ class AcceleratorTimes:
         if here.batch_size == there.batch_size:
             return Estimate(0.0, 0.0, OWN_RUN)
         before, after, error = step_s(task, here), step_s(task, there), self._doubling_error
-        if before is None or after is None or error is None:
+        if before is None or after is None or error is None or self.too_short(task, there):
             return None
         doublings = abs(math.log2(there.batch_size / here.batch_size))
         return Estimate(math.log(after / before), error * doublings, ROOFLINE)
 
     def _roofline_ratio(self, task: TaskFeatures, here: Configuration, there: Configuration) -> Estimate | None:
         before, after, error = step_s(task, here), step_s(task, there), self._roofline_error
-        if before is None or after is None or error is None:
+        if before is None or after is None or error is None or self.too_short(task, there):
             return None
         return Estimate(math.log(after / before), error, ROOFLINE)
 
@@ -186,6 +201,11 @@ class AcceleratorTimes:
             same[one.task.task, one.where.batch_size, precision_of(one.where)][one.device] = one
         for by_device in same.values():
             yield from permutations(by_device.values(), 2)
+
+    @cached_property
+    def _least_bound_s(self) -> float | None:
+        """Of the measured steps."""
+        return min((bound_s for one in self.steps if (bound_s := step_s(one.task, one.where))), default=None)
 
     @cached_property
     def _ratios(self) -> Mapping[tuple[str, str, str], Mapping[str, float]]:

@@ -170,6 +170,8 @@ def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured:
         if (machine := _machine(one)) not in links:
             links[machine] = missing_link(one, machines)
     reasons = [links[_machine(where)] or reason for where, reason in zip(question.recorded, by_model, strict=True)]
+    short = [measured.on_accelerators.too_short(question.task, where) for where in question.recorded]
+    reasons = [too_short if reason and too_short else reason for reason, too_short in zip(reasons, short, strict=True)]
     if _links_accelerators(question, measured):
         return tuple(reasons)
     return tuple(

@@ -98,9 +98,11 @@ class JobFeatures:
 
 
 def configuration_key(configuration: Configuration) -> str:
-    """Return a configuration's identity, independent of the task: machine, workers, batch and attributes."""
+    """Return a configuration's identity, independent of the task: machine, accelerators, workers, batch, attributes."""
     attributes = "".join(f" {name}={value}" for name, value in sorted(configuration.attributes.items()))
     machine = f"{configuration.provider}/{configuration.instance_type}"
+    if configuration.accelerator:
+        machine += f" {max(configuration.accelerators, 1)}x{canonical_name(configuration.accelerator)}"
     return f"{machine} x{configuration.workers} b{configuration.batch_size}{attributes}"
 
 

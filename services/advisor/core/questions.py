@@ -9,12 +9,12 @@ from datetime import date
 from difflib import get_close_matches
 from itertools import product
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from pydantic import ValidationError
 
-from schemas.accelerators import canonical_name
+from schemas.accelerators import canonical_name, with_attached
 from schemas.jobs import Attributes, Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Question
 from schemas.runs import RunEnd, RunProfile
@@ -430,11 +430,20 @@ def _priced(
         if not described and _measured_machine((provider, configuration.instance_type), measured) is None:
             raise BadQuestionError(_not_listed(configuration, listing))
         return configuration, None
-    machine, price = found
+    machine, price = found[0], cast("Price | None", found[1])
+    if configuration.accelerator and not _has_accelerators(machine, configuration):
+        # A price of the machine alone, or with others, is none of this one.
+        attached = with_attached(machine.instance_type, configuration.accelerator, max(configuration.accelerators, 1))
+        machine, price = listing.machines.get((provider, attached), (machine, None))
     for name in _LISTED_FIELDS:
         if not getattr(configuration, name) and getattr(machine, name):
             update[name] = getattr(machine, name)
     return configuration.model_copy(update=update), price
+
+
+def _has_accelerators(machine: Machine, configuration: Configuration) -> bool:
+    count = configuration.accelerators or machine.accelerators
+    return canonical_name(machine.accelerator) == configuration.accelerator and machine.accelerators == count
 
 
 def _not_listed(configuration: Configuration, listing: Listing) -> str:

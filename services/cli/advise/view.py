@@ -95,9 +95,11 @@ def interval_coverage(reply: RankReply) -> str:
 
 
 def configuration_name(where: Configuration) -> str:
-    """``4 x n1-standard-8, batch 64``."""
+    """``4 x n1-standard-8 with 1 x T4, batch 64``; without accelerators that its machine's name has already."""
     batch = f", batch {where.batch_size}" if where.batch_size else ""
-    return f"{where.workers} x {where.instance_type}{batch}"
+    named = not where.accelerator or where.accelerator.lower() in where.instance_type.lower()
+    devices = "" if named else f" with {max(where.accelerators, 1)} x {where.accelerator}"
+    return f"{where.workers} x {where.instance_type}{devices}{batch}"
 
 
 def price_of(one: ConfigurationPrediction, answer: Answer) -> Estimate | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
 
 from schemas.accelerators import ACCELERATORS
-from schemas.jobs import Configuration, JobRecord, JobState, TaskFeatures
+from schemas.jobs import Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import ModelName, Objective, PredictRequest, RankRequest
 from schemas.runs import RunEnd, RunProfile
 from services._jobs.record_files import read_job_file
@@ -20,7 +22,7 @@ from services.advisor.core.accelerator_times import (
     measured_step,
 )
 from services.advisor.core.answers import NO_ACCELERATOR_RUN, ModelContext, predict, rank
-from services.advisor.core.catalogue import listing
+from services.advisor.core.catalogue import Listing, Machine, listing
 from services.advisor.core.roofline import peak_flops_per_s, step_parts_s, step_s, steps_of
 from services.advisor.model_lineages import ACCELERATOR_DATA
 from services.advisor.models.gp.algorithm import GpAlgorithm
@@ -215,6 +217,46 @@ def test_so_is_one_on_a_gpu_that_was_never_measured(public_context: ModelContext
     one = answer(public_context, on("H200"))
     assert one.known, one.why_unknown
     assert one.time_s.median < answer(public_context, on("V100")).time_s.median
+
+
+def test_a_step_that_is_much_shorter_than_any_that_was_measured_is_not_known(public_context: ModelContext) -> None:
+    """A small network on digits was said to make 10,000 steps a second: the starts of its operators take longer."""
+    tiny = TASK.model_copy(update={"step_flops": 2e6, "step_bytes": 1.5e5, "step_weight_bytes": 4.6e5})
+    one = answer(public_context, on("V100"), tiny)
+    assert not one.known
+    assert "a step has 0.0099 ms of work on one V100" in one.why_unknown
+    assert "larger batch" in one.why_unknown
+    assert answer(public_context, on("V100", batch_size=32_768), tiny).known
+
+
+def test_accelerators_on_machines_of_one_type_are_different_configurations(public_context: ModelContext) -> None:
+    """T4 and V100 on one machine type and batch were counted as one."""
+    places = tuple(on(name, instance_type="n1-standard-8") for name in ("T4", "V100", "V100"))
+    reply = rank(RankRequest(task=TASK, configurations=places, objective="time", top=5), public_context)
+    assert reply.considered == 2
+    assert [one.configuration.accelerator for one in reply.ranked] == ["V100", "T4"]
+
+
+def test_the_price_is_that_of_the_machine_with_its_accelerators(public_context: ModelContext) -> None:
+    """The machine's own price was taken for that of machine and GPU."""
+    day = Price(usd_per_hour=0.4, as_of=date(2026, 11, 1), source="test")
+    bare, with_gpu = (
+        Machine("n1-standard-8", 8.0, 30.0, 0.4),
+        Machine("n1-standard-8+1xV100", 8.0, 30.0, 2.9, accelerator="V100", accelerators=1),
+    )
+    prices = Listing(
+        {
+            ("gcp", bare.instance_type): (bare, day),
+            ("gcp", with_gpu.instance_type): (with_gpu, day.model_copy(update={"usd_per_hour": 2.9})),
+        }
+    )
+    context = replace(public_context, listing=prices)
+    place = on("V100", instance_type="n1-standard-8", vcpu=0.0, memory_gb=0.0)
+    one = answer(context, place)
+    assert one.cost_usd.median == pytest.approx(one.time_s.median / 3_600.0 * 2.9)
+    assert one.configuration.memory_gb == 30.0
+    assert answer(context, place.model_copy(update={"accelerator": "T4"})).cost_usd is None
+    assert answer(context, place.model_copy(update={"accelerators": 2})).cost_usd is None
 
 
 @pytest.mark.parametrize("task", [TASK.model_copy(update={"step_flops": 0.0}), TASK.model_copy(update={"steps": 0})])

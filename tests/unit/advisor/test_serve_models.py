@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import pickle
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from services._runtime.telemetry.logging import get_logger
 from services.advisor.model_file import MAGIC, Header, UnusableModelError, libraries, pack, read_header, unpack
 from services.advisor.model_store import ModelStore
 from services.advisor.models.baselines.regressor_model import RegressorAlgorithm
+from services.advisor.models.explanations import Medians
 from services.advisor.models.thesis_bilstm.model import ThesisRegressor
 from services.advisor.ports import TrainingSet
 from services.advisor.settings import AdvisorSettings
@@ -77,6 +79,16 @@ def test_other_libraries() -> None:
 
     with pytest.raises(UnusableModelError, match=r"made with numpy 1\.0 \(here "):
         read_header(data)
+
+
+def test_a_model_of_a_version_with_other_fields_is_not_read(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By position each value would have been taken for another field's."""
+    other = make_dataclass("Medians", [("new", float), *((one.name, Any) for one in fields(Medians))])
+    other.__module__ = Medians.__module__
+    monkeypatch.setattr("services.advisor.models.explanations.Medians", other)
+
+    with pytest.raises(UnusableModelError, match="of another version: Medians has other fields here"):
+        unpack(small)
 
 
 class Evil:

@@ -29,7 +29,16 @@ from services.cli.advise.job_yaml import load_job
 from services.cli.advise.plot import draw_front
 from services.cli.advise.query import Answer, Measurements, QueryOptions, request_for
 from services.cli.advise.skypilot import task_yaml
-from services.cli.advise.view import comparison, cost_span, dollars, plot, print_answer, seconds, time_span
+from services.cli.advise.view import (
+    comparison,
+    configuration_name,
+    cost_span,
+    dollars,
+    plot,
+    print_answer,
+    seconds,
+    time_span,
+)
 from services.cli.main import app
 from tests.support.training_jobs import features, profile
 
@@ -404,3 +413,17 @@ def load_job_with_features(tmp_path: Path) -> Any:
     (directory / "digits.yaml").write_text(Path("docs/examples/digits.yaml").read_text())
     (tmp_path / "features.json").write_text(json.dumps({"event": "result", "features": features("a").model_dump()}))
     return load_job(directory / "digits.yaml")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"accelerator": "T4", "accelerators": 2}, "4 x n1-standard-8 with 2 x T4, batch 64"),
+        ({"accelerator": "T4"}, "4 x n1-standard-8 with 1 x T4, batch 64"),
+        ({"instance_type": "n1-standard-8+1xT4", "accelerator": "T4"}, "4 x n1-standard-8+1xT4, batch 64"),
+        ({}, "4 x n1-standard-8, batch 64"),
+    ],
+)
+def test_accelerators_that_the_machine_s_name_has_not_are_shown(fields: dict[str, Any], name: str) -> None:
+    where = Configuration(**{"instance_type": "n1-standard-8", "workers": 4, "batch_size": 64} | fields)
+    assert configuration_name(where) == name
