@@ -31,7 +31,7 @@ from services.advisor.core.accelerator_times import LEAST_APPLICATIONS
 from services.advisor.core.accelerator_times import Estimate as AcceleratorEstimate
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.catalogue import Listing
-from services.advisor.core.encoder import configuration_key
+from services.advisor.core.encoder import configuration_key, machine_column
 from services.advisor.core.local_runs import NO_ACCELERATOR_RUN
 from services.advisor.core.measured_links import missing_link
 from services.advisor.core.memory_fit import memory_fit
@@ -50,6 +50,10 @@ _NEIGHBOURS: Final = 3
 OVER_BUDGET, TOO_LATE, NO_PRICE = "over budget", "too late", "no price"
 INTERRUPTED = "interrupted too often"
 WILL_NOT_FIT, NOT_KNOWN = "will not fit", "not known"
+MEASURED_LATER: Final = (
+    "such machines were measured after this model was trained: it is trained again after some more records "
+    "(TURNBUCKLE_ADVISOR__RETRAIN_AFTER), or at a request to cmd.advisor.train"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def score_configurations(question: Question, context: ModelContext, *, spot: boo
     predictions = context.trained.predict(table)
     estimates = _on_accelerators(completed, context.measured)
     predictions = _with_estimates(predictions, estimates)
-    unknown = _why_unknown(completed, predictions.unknown, context.measured)
+    unknown = _why_unknown(completed, predictions.unknown, context)
     laws = tuple("" if one is None else one.law for one in estimates)
     unknown = tuple("" if law else reason for law, reason in zip(laws, unknown, strict=True))
     # What was measured of intervals on left-out tasks says nothing where nothing is known.
@@ -160,15 +164,19 @@ def _with_estimates(predictions: Predictions, estimates: Sequence[AcceleratorEst
     return replace(predictions, time_s=time_s, extrapolated=extrapolated, coverage=coverage)
 
 
-def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], measured: MeasuredTasks) -> tuple[str, ...]:
+def _why_unknown(question: CompletedQuestion, by_model: Sequence[str], context: ModelContext) -> tuple[str, ...]:
     """Return, per configuration, why its time is not known; empty if it is known."""
     if question.why_unknown:
         return (question.why_unknown,) * len(by_model)
+    measured = context.measured
+    columns = frozenset(context.trained.encoder.feature_names)
     machines = measured.newest_of_machines()
+    learned = [one for one in machines if machine_column(one) in columns]
     links: dict[tuple[object, ...], str] = {}
     for one in question.recorded:
         if (machine := _machine(one)) not in links:
-            links[machine] = missing_link(one, machines)
+            reason = missing_link(one, learned or machines)
+            links[machine] = MEASURED_LATER if reason and not missing_link(one, machines) else reason
     reasons = [links[_machine(where)] or reason for where, reason in zip(question.recorded, by_model, strict=True)]
     short = [measured.on_accelerators.too_short(question.task, where) for where in question.recorded]
     reasons = [too_short if reason and too_short else reason for reason, too_short in zip(reasons, short, strict=True)]

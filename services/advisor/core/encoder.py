@@ -158,9 +158,14 @@ def _task_columns(task: TaskFeatures) -> dict[str, float]:
     return columns | _attributes(TASK, task.attributes)
 
 
+def machine_column(configuration: Configuration) -> str:
+    """Return the name of the category of a configuration's machine: a column of every model that has learned of it."""
+    return f"config.instance_type{CATEGORY_MARK}{configuration.instance_type}"
+
+
 def _configuration_columns(configuration: Configuration, price: Price | None) -> dict[str, float]:
     columns = _known(CONFIGURATION, configuration, _CONFIGURATION_NUMBERS)
-    columns[f"config.instance_type{CATEGORY_MARK}{configuration.instance_type}"] = 1.0
+    columns[machine_column(configuration)] = 1.0
     if configuration.provider:
         columns[f"config.provider{CATEGORY_MARK}{configuration.provider}"] = 1.0
     if configuration.accelerator:

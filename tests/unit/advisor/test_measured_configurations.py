@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from schemas.jobs import Configuration, JobRecord, TaskFeatures
 from schemas.predictions import ModelName, Objective, PredictRequest, RankRequest
 from schemas.runs import RunEnd, RunProfile
-from services.advisor.core.answers import ModelContext, predict, rank
+from services.advisor.core.answers import MEASURED_LATER, ModelContext, predict, rank
 from services.advisor.core.catalogue import Listing, Machine, listing
 from services.advisor.core.whole_job_duration import whole_job_duration
 from services.advisor.models.gp.algorithm import GpAlgorithm
@@ -277,3 +278,29 @@ def test_a_training_that_the_memory_cannot_hold_is_left_out(context: ModelContex
     assert reply.ranked == ()
     assert reply.rejected == {"will not fit": 1}
     assert any("7e9 parameters need at least 104 GiB" in one and "one K80 has 12 GB" in one for one in reply.warnings)
+
+
+def test_machines_that_were_measured_after_the_training_are_not_known_yet(records: list[JobRecord]) -> None:
+    """The model would have answered from other providers' machines, whatever the new records say."""
+    later = [
+        one.model_copy(
+            update={
+                "job": f"later-{number}",
+                "configuration": one.configuration.model_copy(update={"provider": "new", "instance_type": "later"}),
+            }
+        )
+        for number, one in enumerate(records[:3])
+    ]
+    before, kept = advisor(records), Records()
+    for one in [*records, *later]:
+        kept.add(one)
+    where = later[0].configuration.model_copy(update={"attributes": {}})
+    question = PredictRequest(task=later[0].task, configurations=(where, records[0].configuration))
+    new, old = predict(question, replace(before, measured=kept.measured())).predictions
+    assert not new.known
+    assert new.why_unknown == MEASURED_LATER
+    assert old.known
+    (again,) = predict(
+        PredictRequest(task=later[0].task, configurations=(where,)), advisor([*records, *later])
+    ).predictions
+    assert again.known
